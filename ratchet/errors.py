@@ -1,0 +1,14 @@
+"""The one exception type that means "the user can fix this".
+
+Raised for bad input, configuration or data, before expensive work. Every entry point (command
+line, stage worker, flow) prints its message as one line and exits with code 2; any other
+exception is a fault of ours and keeps its traceback.
+"""
+
+from __future__ import annotations
+
+EXIT_USER_ERROR = 2
+
+
+class UserError(ValueError):
+    """Bad input. The message says what was wrong and what to do about it."""

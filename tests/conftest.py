@@ -1,0 +1,19 @@
+"""Fixtures shared by all tests."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """The folder with the public data sets and verifier cases (`RATCHET_SHARED`)."""
+    root = Path(os.environ.get("RATCHET_SHARED", REPO.parent / "shared"))
+    if not (root / "data").is_dir():
+        pytest.skip(f"no data sets at {root}: set RATCHET_SHARED to a folder that has them")
+    return root
