@@ -1,0 +1,401 @@
+"""Everything a run can set, each thing said once.
+
+`RunConfig` is a tree of frozen models; the line under a field is its description, shown by the
+command line and by the form in the Prefect UI. Presets (`flows/presets/*.toml`) fill the tree;
+`ratchet.config_load` reads them, applies `--set` and words the errors. A stage gets exactly the
+sections that `ratchet.dag` declares for it, so a setting outside them can't change its result.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A frozen part of the configuration; unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class SourceKind(StrEnum):
+    """Where questions can come from."""
+
+    GSM8K = "gsm8k"
+    SVAMP = "svamp"
+    MATH500 = "math500"
+    DEEPMATH = "deepmath"
+    FILE = "file"
+    SYMBOLIC = "symbolic"
+
+
+class PromptFormat(StrEnum):
+    """The prompt formats shipped in `ratchet/prompts/`."""
+
+    GSM8K_HASH = "gsm8k_hash"
+    TAGS = "tags"
+    TAGS_EXAMPLE = "tags_example"
+    BOXED = "boxed"
+    TAGS_SHORT = "tags_short"
+    HASH_SHORT = "hash_short"
+    BOXED_SHORT = "boxed_short"
+
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+class ModelConfig(Section):
+    """The model that is made better."""
+
+    path: str = "seedling"
+    """Hub id, local directory, or a packaged model: 'seedling', 'smollm2-135m-instruct'."""
+    revision: str | None = None
+    """Hub revision (branch, tag or commit); none for local models."""
+    dtype: Dtype = "float32"
+    """Number format in which the model is sampled and trained."""
+    enable_thinking: bool = False
+    """Passed to the chat template of models that can think before they answer."""
+    max_model_len: int | None = Field(default=None, ge=32)
+    """Context limit in tokens; the model's own when left out."""
+
+
+class SourceConfig(Section):
+    """One source of questions and the slice taken of it."""
+
+    kind: SourceKind
+    """Which source."""
+    name: str | None = None
+    """Label in tables and reports; the kind when left out."""
+    path: str | None = None
+    """Hub id or local file or folder; the source's own hub id when left out."""
+    revision: str | None = None
+    """Hub revision."""
+    split: str | None = None
+    """Split of the data set; 'train' for training roles and 'test' for held-out ones by default."""
+    offset: int = Field(default=0, ge=0)
+    """Rows skipped at the start."""
+    limit: int | None = Field(default=None, ge=1)
+    """Rows taken after the offset; all when left out."""
+    shuffle_seed: int | None = None
+    """Shuffle with this seed before offset and limit are applied; source order when left out."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """For 'file': our column (question, gold, reference_solution, difficulty) to the file's."""
+    templates: Literal["seen", "heldout", "all"] = "seen"
+    """For 'symbolic': which templates; 'heldout' ones are never trained on."""
+    count: int = Field(default=1000, ge=1)
+    """For 'symbolic': how many questions are drawn."""
+    seed: int = 0
+    """For 'symbolic': seed of the drawn numbers and names."""
+    min_steps: int = Field(default=1, ge=1, le=5)
+    """For 'symbolic': fewest reasoning steps."""
+    max_steps: int = Field(default=5, ge=1, le=5)
+    """For 'symbolic': most reasoning steps."""
+
+    @property
+    def label(self) -> str:
+        """Name in tables and reports."""
+        return self.name or self.kind.value
+
+
+class QuestionsConfig(Section):
+    """The questions of a run, by role."""
+
+    train: tuple[SourceConfig, ...]
+    """Questions that presampling and RL draw from."""
+    warmup: tuple[SourceConfig, ...] = ()
+    """Questions with reference solutions for a warm-start with `warmstart.data = 'source'`."""
+    dev: tuple[SourceConfig, ...] = ()
+    """Held-out questions for benchmark and checkpoint choice."""
+    test: tuple[SourceConfig, ...]
+    """Held-out questions for the final comparison, touched once per arm."""
+    max_prompt_tokens: int = Field(default=512, ge=8)
+    """Rows with a longer rendered prompt are dropped at the door and counted."""
+    decontaminate_words: int = Field(default=13, ge=0)
+    """Training rows sharing this many consecutive words with a held-out row are dropped; 0 = off."""
+
+
+class PromptConfig(Section):
+    """How a question is put to the model."""
+
+    format: PromptFormat = PromptFormat.TAGS_EXAMPLE
+    """Prompt format; it also decides where the answer must stand."""
+
+
+class SamplerConfig(Section):
+    """The engine that generates."""
+
+    engine: Literal["auto", "vllm", "transformers"] = "auto"
+    """'auto' takes vLLM where it is installed, transformers elsewhere."""
+    max_completion_tokens: int = Field(default=512, ge=1)
+    """Longest completion in tokens, in every stage."""
+    max_num_seqs: int = Field(default=128, ge=1)
+    """Sequences generated at once."""
+    gpu_memory_utilization: float = Field(default=0.85, gt=0, le=1)
+    """Share of the device's memory that a stand-alone vLLM engine may take."""
+
+
+class BenchmarkConfig(Section):
+    """Measure the prompt formats before anything else."""
+
+    formats: tuple[PromptFormat, ...] = ()
+    """Formats compared; only the run's own when empty."""
+    limit: int = Field(default=200, ge=1)
+    """Questions of the dev set used."""
+
+
+class PresampleConfig(Section):
+    """Sample every training question before training."""
+
+    k: int = Field(default=8, ge=2)
+    """Completions per question."""
+    k_block: int = Field(default=4, ge=1)
+    """Completions drawn per shard, so that k can grow in these steps without resampling."""
+    shard_questions: int = Field(default=256, ge=1)
+    """Questions per shard; a killed run loses at most one shard."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature."""
+    after_warmstart: bool = False
+    """Sample the warm-started model instead of the starting one."""
+
+    @model_validator(mode="after")
+    def _whole_blocks(self) -> PresampleConfig:
+        if self.k % self.k_block:
+            raise ValueError(f"k={self.k} must be a multiple of k_block={self.k_block}")
+        return self
+
+
+class FilterConfig(Section):
+    """Which questions RL trains on."""
+
+    score: Literal["lenient", "strict"] = "lenient"
+    """Which verdict the pass rate counts."""
+    keep_above: float = Field(default=0.0, ge=0, le=1)
+    """Questions at or below this pass rate are dropped."""
+    keep_below: float = Field(default=1.0, ge=0, le=1)
+    """Questions at or above this pass rate are dropped."""
+    easy_share: float = Field(default=0.0, ge=0, le=1)
+    """Share of the always-right questions kept for RL all the same."""
+    min_live_share: float = Field(default=0.0, ge=0, le=1)
+    """Stop when fewer of the RL groups than this are expected to be live."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> FilterConfig:
+        if self.keep_above >= self.keep_below:
+            raise ValueError(
+                f"keep_above={self.keep_above} must be smaller than keep_below={self.keep_below}"
+            )
+        return self
+
+
+class RewardsConfig(Section):
+    """What a completion is paid for."""
+
+    weights: dict[str, float] = Field(default_factory=dict)
+    """Reward name (or dotted path 'package.module:function') to weight; the answer style's
+    defaults when empty."""
+
+
+class LoraConfig(Section):
+    """Low-rank adapters on every linear layer, without dropout."""
+
+    enabled: bool = True
+    """Train adapters; off = full fine-tuning."""
+    r: int = Field(default=16, ge=1)
+    """Rank."""
+    alpha: int = Field(default=32, ge=1)
+    """Scale; the update is multiplied by alpha / r."""
+
+
+class WarmstartConfig(Section):
+    """What happens before RL."""
+
+    method: Literal["none", "sft", "opd"] = "sft"
+    """Supervised fine-tuning, on-policy distillation, or nothing."""
+    data: Literal["dropped", "source"] = "dropped"
+    """'dropped' = questions the filter left out of RL; 'source' = `questions.warmup`."""
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning on reference solutions in the run's format."""
+
+    epochs: float = Field(default=2.0, gt=0)
+    """Passes over the warm-up set."""
+    max_examples: int | None = Field(default=None, ge=1)
+    """Warm-up questions used at most."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Peak learning rate."""
+    batch_size: int = Field(default=16, ge=1)
+    """Examples per optimizer step."""
+    micro_batch_size: int = Field(default=8, ge=1)
+    """Examples per forward pass."""
+    max_length: int = Field(default=1024, ge=16)
+    """Prompt and answer in tokens; longer examples are dropped and counted, never cut."""
+    attention: Literal["eager", "sdpa"] = "eager"
+    """Attention kernel; sdpa in bf16 is known to give NaN gradients on some batches."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradient clipping."""
+    lora: LoraConfig = LoraConfig(enabled=False)
+    """Adapters instead of full fine-tuning."""
+
+
+class OpdConfig(Section):
+    """On-policy distillation: the student samples, a teacher scores every token."""
+
+    teacher: str | None = None
+    """Teacher model: hub id or local directory with the student's tokenizer."""
+    teacher_revision: str | None = None
+    """Hub revision of the teacher."""
+    steps: int = Field(default=50, ge=1)
+    """Optimizer steps."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Peak learning rate."""
+    batch_size: int = Field(default=16, ge=1)
+    """Completions per optimizer step."""
+    micro_batch_size: int = Field(default=8, ge=1)
+    """Completions per forward pass."""
+    beta: float = Field(default=1.0, ge=0, le=1)
+    """1 = reverse KL, 0 = forward KL."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Student's sampling temperature."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradient clipping."""
+    lora: LoraConfig = LoraConfig(enabled=False)
+    """Adapters instead of full fine-tuning."""
+
+
+class GrpoConfig(Section):
+    """Reinforcement learning on verifiable rewards."""
+
+    steps: int = Field(default=100, ge=1)
+    """Optimizer steps."""
+    prompts_per_step: int = Field(default=8, ge=1)
+    """Questions per optimizer step; each gives one group."""
+    group_size: int = Field(default=8, ge=2)
+    """Completions per question."""
+    micro_batch_size: int = Field(default=8, ge=1)
+    """Completions per forward and backward pass."""
+    learning_rate: float = Field(default=3e-5, gt=0)
+    """Constant learning rate: 3e-5 suits LoRA, 5e-6 full fine-tuning."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradient clipping."""
+    beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL term to the starting policy."""
+    loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
+    """How token losses are averaged."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """'sequence' is GSPO."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What advantages are divided by."""
+    epsilon: float = Field(default=0.2, gt=0)
+    """Lower clip range."""
+    epsilon_high: float | None = Field(default=None, gt=0)
+    """Upper clip range; the lower one's when left out."""
+    num_iterations: int = Field(default=1, ge=1)
+    """Optimizer passes over each batch of completions."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; top_p, top_k and min_p stay off, they would bias the ratio."""
+    lora: LoraConfig = LoraConfig()
+    """Adapters; their weights reach the sampler without a merge."""
+    sync: Literal["auto", "adapter", "merged"] = "auto"
+    """How new weights reach vLLM: 'adapter' for LoRA, 'merged' for full fine-tuning."""
+    vllm_memory_utilization: float = Field(default=0.35, gt=0, le=1)
+    """Share of device memory for the sampler beside the trainer."""
+    save_every: int = Field(default=20, ge=1)
+    """Steps between checkpoints; a killed run loses at most this many steps."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints kept while training."""
+
+
+class EvaluateConfig(Section):
+    """The final comparison."""
+
+    samples: int = Field(default=0, ge=0)
+    """Completions per question at `temperature`, beside the greedy one; 0 = greedy only."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Temperature of the sampled completions."""
+    shard_questions: int = Field(default=256, ge=1)
+    """Questions per shard."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """Level of all intervals."""
+
+
+class WandbConfig(Section):
+    """Weights & Biases logging; one group per run, one job type per stage."""
+
+    mode: Literal["disabled", "offline", "online"] = "disabled"
+    """'offline' writes to the run's folder for a later `wandb sync`."""
+    project: str = "ratchet"
+    """Project name."""
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    name: str = Field(default="run", pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    """Short name; lower case, digits, dot, dash and underscore."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of sampling, shuffling and training."""
+    model: ModelConfig = ModelConfig()
+    """The model that is made better."""
+    questions: QuestionsConfig
+    """The questions, by role."""
+    prompt: PromptConfig = PromptConfig()
+    """How a question is put to the model."""
+    sampler: SamplerConfig = SamplerConfig()
+    """The engine that generates."""
+    benchmark: BenchmarkConfig = BenchmarkConfig()
+    """Measure the prompt formats before anything else."""
+    presample: PresampleConfig = PresampleConfig()
+    """Sample every training question before training."""
+    filter: FilterConfig = FilterConfig()
+    """Which questions RL trains on."""
+    rewards: RewardsConfig = RewardsConfig()
+    """What a completion is paid for."""
+    warmstart: WarmstartConfig = WarmstartConfig()
+    """What happens before RL."""
+    sft: SftConfig = SftConfig()
+    """Supervised fine-tuning."""
+    opd: OpdConfig = OpdConfig()
+    """On-policy distillation."""
+    grpo: GrpoConfig = GrpoConfig()
+    """Reinforcement learning."""
+    evaluate: EvaluateConfig = EvaluateConfig()
+    """The final comparison."""
+    wandb: WandbConfig = WandbConfig()
+    """Weights & Biases logging."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> RunConfig:
+        check_consistency(self)
+        return self
+
+
+def check_consistency(config: RunConfig) -> None:
+    """ValueError when sections contradict each other."""
+    warm, grpo = config.warmstart, config.grpo
+    if config.presample.after_warmstart and (warm.method == "none" or warm.data != "source"):
+        raise ValueError(
+            "presample.after_warmstart needs warmstart.method = 'sft' or 'opd' and "
+            "warmstart.data = 'source': the filter's dropped questions don't exist yet then"
+        )
+    if warm.method != "none" and warm.data == "source" and not config.questions.warmup:
+        raise ValueError("warmstart.data = 'source' needs at least one source in questions.warmup")
+    if warm.method == "opd" and config.opd.teacher is None:
+        raise ValueError("warmstart.method = 'opd' needs opd.teacher")
+    batch = grpo.prompts_per_step * grpo.group_size
+    if batch % grpo.micro_batch_size:
+        raise ValueError(
+            f"grpo.micro_batch_size={grpo.micro_batch_size} must divide prompts_per_step × "
+            f"group_size = {batch}"
+        )
+    if grpo.sync == "adapter" and not grpo.lora.enabled:
+        raise ValueError("grpo.sync = 'adapter' needs grpo.lora.enabled = true")
+    limit = config.model.max_model_len
+    need = config.questions.max_prompt_tokens + config.sampler.max_completion_tokens
+    if limit is not None and need > limit:
+        raise ValueError(
+            f"questions.max_prompt_tokens + sampler.max_completion_tokens = {need} exceeds "
+            f"model.max_model_len = {limit}: lower one of them"
+        )

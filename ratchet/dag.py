@@ -1,0 +1,173 @@
+"""The pipeline as data: which stages exist, what each may see, and how they depend on each other.
+
+A *stage* is a kind of work (`sample`, `filter`, …) with a module in `tasks/` whose `run` takes the
+configuration sections named here and nothing else. A *node* is one use of a stage in a run: the
+evaluation of three arms is three nodes of one stage. `nodes(config)` lists a run's nodes in an
+order in which each comes after its inputs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratchet.config import RunConfig
+from ratchet.errors import UserError
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One kind of work."""
+
+    module: str
+    """Module whose `run(ctx, **sections)` does it."""
+    sections: tuple[str, ...]
+    """Configuration sections it is given; they enter its key."""
+    needs_device: bool
+    """Whether it takes the device slot (it loads a model)."""
+    gist: str
+    """One line for people."""
+
+
+STAGES: dict[str, Stage] = {
+    "model": Stage("tasks.model", ("model",), False, "find the model, check that it can be used"),
+    "questions": Stage(
+        "tasks.questions",
+        ("questions", "prompt", "model", "sampler"),
+        False,
+        "load, check and decontaminate the questions",
+    ),
+    "benchmark": Stage(
+        "tasks.benchmark",
+        ("model", "prompt", "sampler", "benchmark"),
+        True,
+        "measure the prompt formats on the dev questions",
+    ),
+    "presample": Stage(
+        "tasks.presample",
+        ("model", "prompt", "sampler", "presample"),
+        True,
+        "sample every training question",
+    ),
+    "score": Stage(
+        "tasks.score", ("prompt", "rewards"), False, "verify and reward every sampled completion"
+    ),
+    "filter": Stage(
+        "tasks.filter", ("filter", "grpo"), False, "keep the questions that can teach something"
+    ),
+    "warmstart_sft": Stage(
+        "tasks.warmstart_sft",
+        ("model", "prompt", "sampler", "warmstart", "sft", "wandb"),
+        True,
+        "supervised fine-tuning on reference solutions",
+    ),
+    "warmstart_opd": Stage(
+        "tasks.warmstart_opd",
+        ("model", "prompt", "sampler", "warmstart", "opd", "wandb"),
+        True,
+        "on-policy distillation from a teacher",
+    ),
+    "grpo": Stage(
+        "tasks.grpo",
+        ("model", "prompt", "sampler", "rewards", "grpo", "wandb"),
+        True,
+        "reinforcement learning on verifiable rewards",
+    ),
+    "evaluate": Stage(
+        "tasks.evaluate",
+        ("model", "prompt", "sampler", "evaluate"),
+        True,
+        "answer and verify the held-out questions",
+    ),
+    "compare": Stage("tasks.compare", ("evaluate",), False, "compare the arms, question by question"),
+    "report": Stage("tasks.report", ("evaluate",), False, "write the report"),
+}
+
+
+@dataclass(frozen=True)
+class Node:
+    """One use of a stage in a run."""
+
+    name: str
+    """Unique in the run; the stage's name, or `stage.arm`."""
+    stage: str
+    """Key into `STAGES`."""
+    inputs: dict[str, str]
+    """Role that the stage's code knows an input by → name of the node that makes it."""
+
+
+def nodes(config: RunConfig) -> list[Node]:
+    """The nodes of a run in topological order."""
+    method = config.warmstart.method
+    resample = config.presample.after_warmstart
+    found = [
+        Node("model", "model", {}),
+        Node("questions", "questions", {"model": "model"}),
+    ]
+    if config.questions.dev:
+        found.append(Node("benchmark", "benchmark", {"model": "model", "questions": "questions"}))
+
+    selection = [
+        Node(
+            "presample",
+            "presample",
+            {"model": "warmstart" if resample else "model", "questions": "questions"},
+        ),
+        Node("score", "score", {"completions": "presample", "questions": "questions"}),
+        Node("filter", "filter", {"scores": "score", "questions": "questions"}),
+    ]
+    warm = []
+    if method != "none":
+        inputs = {"model": "model", "questions": "questions"}
+        if config.warmstart.data == "dropped":
+            inputs["selection"] = "filter"
+        warm = [Node("warmstart", f"warmstart_{method}", inputs)]
+    found += warm + selection if resample else selection + warm
+
+    policy = "warmstart" if warm else "model"
+    found.append(
+        Node("grpo", "grpo", {"model": policy, "questions": "questions", "selection": "filter"})
+    )
+    arms = {"baseline": "model"} | ({"warmstart": "warmstart"} if warm else {}) | {"rl": "grpo"}
+    for arm, model in arms.items():
+        found.append(
+            Node(f"evaluate.{arm}", "evaluate", {"model": model, "questions": "questions"})
+        )
+    evaluated = {arm: f"evaluate.{arm}" for arm in arms}
+    found.append(Node("compare", "compare", {"questions": "questions"} | evaluated))
+    found.append(Node("report", "report", {node.name: node.name for node in found}))
+    return found
+
+
+def node_named(config: RunConfig, name: str) -> Node:
+    """The node called `name`; a stage's name will do where the run has one node of that stage.
+
+    UserError when there is none or the name is ambiguous.
+    """
+    every = nodes(config)
+    matches = [node for node in every if node.name == name] or [
+        node for node in every if node.stage == name
+    ]
+    if len(matches) == 1:
+        return matches[0]
+    names = ", ".join(node.name for node in matches or every)
+    if matches:
+        raise UserError(f"stage '{name}' stands for several nodes of this run: name one of {names}")
+    raise UserError(f"this run has no stage '{name}': it has {names}")
+
+
+def ancestors(config: RunConfig, name: str) -> set[str]:
+    """Names of the nodes that `name` depends on, itself left out."""
+    by_name = {node.name: node for node in nodes(config)}
+    found: set[str] = set()
+    todo = list(by_name[name].inputs.values())
+    while todo:
+        current = todo.pop()
+        if current not in found:
+            found.add(current)
+            todo.extend(by_name[current].inputs.values())
+    return found
+
+
+def descendants(config: RunConfig, name: str) -> set[str]:
+    """Names of the nodes that depend on `name`, itself left out."""
+    return {node.name for node in nodes(config) if name in ancestors(config, node.name)}
