@@ -113,7 +113,7 @@ class QuestionsConfig(Section):
     max_prompt_tokens: int = Field(default=512, ge=8)
     """Rows with a longer rendered prompt are dropped at the door and counted."""
     decontaminate_words: int = Field(default=13, ge=0)
-    """Training rows sharing this many consecutive words with a held-out row are dropped; 0 = off."""
+    """Training rows sharing this many consecutive words with a held-out one go; 0 = off."""
 
 
 class PromptConfig(Section):

@@ -78,7 +78,9 @@ STAGES: dict[str, Stage] = {
         True,
         "answer and verify the held-out questions",
     ),
-    "compare": Stage("tasks.compare", ("evaluate",), False, "compare the arms, question by question"),
+    "compare": Stage(
+        "tasks.compare", ("evaluate",), False, "compare the arms question by question"
+    ),
     "report": Stage("tasks.report", ("evaluate",), False, "write the report"),
 }
 

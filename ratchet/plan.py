@@ -70,6 +70,18 @@ def _fingerprints(node: Node, config: RunConfig) -> dict[str, str]:
     return found
 
 
+def _without_local_paths(value: Any) -> Any:
+    """The value with absolute paths blanked: fingerprints cover what lies there, so a moved
+    folder changes no key."""
+    if isinstance(value, dict):
+        return {name: _without_local_paths(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_without_local_paths(inner) for inner in value]
+    if isinstance(value, str) and value.startswith("/"):
+        return "<local>"
+    return value
+
+
 def _flat(value: Any, path: str = "") -> dict[str, Any]:
     """Leaves of nested dicts by dotted path."""
     if not isinstance(value, dict) or not value:
@@ -127,7 +139,9 @@ def make_plan(
         prints = _fingerprints(node, config)
         code = code_version(stage.module)
         inputs = {role: keys[name] for role, name in node.inputs.items()}
-        key = artifact_key(node.stage, sections, prints, inputs, code, config.seed)
+        key = artifact_key(
+            node.stage, _without_local_paths(sections), prints, inputs, code, config.seed
+        )
         keys[node.name] = key
         planned = PlannedNode(node, key, sections, prints, code, "run", "")
         above = [name for name in node.inputs.values() if name in running]

@@ -67,7 +67,7 @@ def _try_lock(path: Path) -> int | None:
         os.close(descriptor)
         return None
     try:
-        current = os.stat(path).st_ino == os.fstat(descriptor).st_ino
+        current = path.stat().st_ino == os.fstat(descriptor).st_ino
     except FileNotFoundError:
         current = False
     if not current:  # the file was replaced between open and flock

@@ -1,0 +1,221 @@
+"""Commands that look: `runs`, `show`, `lineage`, `report`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ratchet.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.tree import Tree
+
+    from ratchet.store.lineage import Ancestry
+    from ratchet.store.runs import RunRecord
+    from ratchet.store.store import Artifact, Store
+
+DEFAULT_STORE = Path("artifacts")
+
+StoreOption = Annotated[
+    Path,
+    typer.Option("--store", envvar="RATCHET_STORE", help="Folder that artifacts are kept in."),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+RefArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="REF",
+        help="A run (id, name, 'latest'), RUN/stage such as latest/filter, or an artifact's key.",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to the command line."""
+    app.command()(runs)
+    app.command()(show)
+    app.command()(lineage)
+    app.command()(report)
+
+
+def _open(path: Path) -> Store:
+    from ratchet.store.store import Store
+
+    if not path.is_dir():
+        raise UserError(
+            f"there is no store at {path.absolute()}: run from the project's folder, name it with "
+            "--store, or make one with `ratchet run --preset demo`"
+        )
+    return Store(path.absolute())
+
+
+def runs(
+    store: StoreOption = DEFAULT_STORE,
+    limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs in the store, newest first."""
+    from ratchet.store.runs import all_runs
+
+    found = all_runs(_open(store))[:limit]
+    if as_json:
+        print(json.dumps([run.model_dump(mode="json", exclude={"config"}) for run in found]))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for heading in ("run", "started (UTC)", "status", "stages", "verdict"):
+        table.add_column(heading, overflow="fold")
+    for run in found:
+        table.add_row(run.run_id, run.created_at[:16], run.status, _progress(run), run.message)
+    Console().print(table)
+    if not found:
+        print("no runs yet: start one with `ratchet run --preset demo`")
+
+
+def _progress(run: RunRecord) -> str:
+    """'9 of 11': nodes that are there."""
+    done = sum(node.state in ("done", "reused") for node in run.nodes.values())
+    return f"{done} of {len(run.nodes)}"
+
+
+def show(ref: RefArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+    """Show a run with its stages, or one artifact with its figures."""
+    from ratchet.store.lineage import find_artifact, names_a_run
+    from ratchet.store.runs import load_run
+
+    opened = _open(store)
+    if names_a_run(opened, ref):
+        _show_run(opened, load_run(opened, ref), as_json)
+    else:
+        _show_artifact(find_artifact(opened, ref), as_json)
+
+
+def _show_run(store: Store, run: RunRecord, as_json: bool) -> None:
+    if as_json:
+        print(run.model_dump_json(indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"[bold]{run.run_id}[/]  {run.status}", highlight=False)
+    console.print(f"{run.created_at[:19]} UTC   {run.command}", highlight=False, style="dim")
+    if run.message:
+        console.print(run.message, highlight=False)
+    table = Table(box=None, pad_edge=False)
+    for heading in ("stage", "state", "key", "seconds", "folder"):
+        table.add_column(heading, overflow="fold")
+    for name, node in run.nodes.items():
+        folder = store.folder(node.stage, node.key)
+        table.add_row(
+            name,
+            node.state,
+            node.key[:8],
+            "" if node.seconds is None else f"{node.seconds:.1f}",
+            _shorter(folder) if folder.is_dir() else "",
+        )
+    console.print(table)
+
+
+def _shorter(path: Path) -> str:
+    """The path relative to here where that is possible."""
+    here = Path.cwd()
+    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+
+
+def _show_artifact(artifact: Artifact, as_json: bool) -> None:
+    manifest = artifact.manifest
+    if as_json:
+        print(manifest.model_dump_json(indent=2))
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"[bold]{artifact.ref}[/]  made by run {manifest.run_id}", highlight=False)
+    console.print(
+        f"{manifest.started_at[:19]} UTC, {manifest.duration_seconds:.1f} s on {manifest.device}",
+        style="dim",
+        highlight=False,
+    )
+    if manifest.markdown:
+        console.print(Markdown(manifest.markdown))
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, value in manifest.summary.items():
+        table.add_row(name, _cell(value))
+    console.print(table)
+    for name, file in manifest.files.items():
+        rows = manifest.rows.get(Path(name).stem) if name.endswith(".parquet") else None
+        note = f", {rows:,} rows" if rows is not None else ""
+        console.print(
+            f"{_shorter(artifact.folder / name)}  {file.num_bytes:,} bytes{note}", highlight=False
+        )
+
+
+def _cell(value: Any) -> str:
+    """A figure for people: four significant digits, nested values as JSON."""
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+
+
+def lineage(
+    ref: RefArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
+) -> None:
+    """Show what an artifact (or a run's last one) was made from, as a tree."""
+    from ratchet.store.lineage import ancestry, find_artifact, names_a_run
+    from ratchet.store.runs import load_run
+
+    opened = _open(store)
+    if names_a_run(opened, ref):
+        run = load_run(opened, ref)
+        made = [node for node in run.nodes.values() if opened.find(node.stage, node.key)]
+        if not made:
+            raise UserError(f"run {run.run_id} has made nothing yet")
+        tree = ancestry(opened, made[-1].stage, made[-1].key)
+    else:
+        artifact = find_artifact(opened, ref)
+        tree = ancestry(opened, artifact.manifest.stage, artifact.manifest.key)
+    if as_json:
+        print(json.dumps(tree.as_json(), indent=2))
+        return
+    from rich.console import Console
+
+    Console().print(_draw(tree, set(), None), highlight=False)
+
+
+def _draw(item: Ancestry, drawn: set[str], parent: Tree | None) -> Tree:
+    """The ancestry as a rich tree; what was drawn once is only named again."""
+    from rich.tree import Tree
+
+    label = f"[bold]{item.stage}[/] {item.key[:8]}"
+    if item.manifest is None:
+        label += " [red]missing[/]"
+    else:
+        label += f" [dim]{item.manifest.started_at[:16]} {item.manifest.run_id}[/]"
+    if item.stale:
+        label += " [yellow]made anew since[/]"
+    again = item.key in drawn and bool(item.parents)
+    if again:
+        label += " [dim](shown above)[/]"
+    branch = Tree(label) if parent is None else parent.add(label)
+    drawn.add(item.key)
+    for inner in () if again else item.parents:
+        _draw(inner, drawn, branch)
+    return branch
+
+
+def report(
+    run_ref: Annotated[str, typer.Argument(metavar="RUN", help="Run id, name or 'latest'.")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Print where a run's report lies; open it in a browser."""
+    from ratchet.store.lineage import find_artifact
+
+    print(find_artifact(_open(store), f"{run_ref}/report").path("report.html"))

@@ -1,0 +1,199 @@
+"""From a request on the command line to a plan and a run record."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ratchet.errors import UserError
+
+if TYPE_CHECKING:
+    from ratchet.config import RunConfig
+    from ratchet.plan import Plan
+    from ratchet.store.runs import RunRecord
+    from ratchet.store.store import Store
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for: a preset or an earlier run, and what to change."""
+
+    preset: str | None
+    from_run: str | None
+    assignments: list[str]
+    name: str | None
+    data: Path | None
+    store: Path
+
+
+def _open_store(path: Path) -> Store:
+    from ratchet.store.store import Store
+
+    if path.exists() and not path.is_dir():
+        raise UserError(f"--store {path} is a file: name a folder")
+    return Store(path.absolute())
+
+
+def resolve(request: Request, store: Store) -> tuple[RunConfig, RunRecord | None]:
+    """The configuration asked for, and the run it is compared with when reasons are told."""
+    from ratchet.config_load import from_record, load_config
+    from ratchet.store.runs import all_runs, load_run
+
+    assignments = list(request.assignments)
+    if request.name is not None:
+        assignments.append(f"name={json.dumps(request.name)}")
+    if (request.preset is None) == (request.from_run is None):
+        raise UserError("name either a preset (--preset demo) or an earlier run (--run latest)")
+    if request.preset is None:
+        assert request.from_run is not None
+        previous = load_run(store, request.from_run)
+        return from_record(previous.config, assignments, request.data), previous
+    config = load_config(request.preset, assignments, request.data)
+    earlier = (run for run in all_runs(store) if run.name == config.name)
+    return config, next(earlier, None)
+
+
+def _record(
+    config: RunConfig, plan: Plan, targets: list[str], force: list[str], command: str
+) -> RunRecord:
+    from ratchet.store.runs import NodeRecord, RunRecord, new_run_id, now
+
+    return RunRecord(
+        run_id=new_run_id(config.name),
+        name=config.name,
+        created_at=now(),
+        config=config.model_dump(mode="json"),
+        command=command,
+        targets=targets or [planned.node.name for planned in plan.nodes],
+        force=force,
+        nodes={
+            planned.node.name: NodeRecord(stage=planned.node.stage, key=planned.key)
+            for planned in plan.nodes
+        },
+    )
+
+
+def prepare(request: Request, targets: list[str], force: list[str], command: str) -> RunRecord:
+    """Check a whole run and write its record."""
+    from ratchet.dag import node_named
+    from ratchet.plan import make_plan
+    from ratchet.store.runs import create_run
+
+    store = _open_store(request.store)
+    config, previous = resolve(request, store)
+    names = [node_named(config, name).name for name in force]
+    plan = make_plan(config, store, force=frozenset(names), previous=previous)
+    record = _record(config, plan, targets, names, command)
+    if request.from_run is not None and previous is not None:
+        record = record.model_copy(update={"based_on": previous.run_id})
+    create_run(store, record)
+    return record
+
+
+def prepare_stage(
+    request: Request, stage_name: str, force: bool, downstream: bool, command: str
+) -> RunRecord:
+    """Check the rerun of one stage and write its record."""
+    from ratchet.config_load import from_record
+    from ratchet.dag import ancestors, descendants, node_named
+    from ratchet.plan import changes, make_plan
+    from ratchet.store.runs import create_run
+
+    store = _open_store(request.store)
+    config, previous = resolve(request, store)
+    assert previous is not None
+    target = node_named(config, stage_name).name
+    forced = [target] if force else []
+    plan = make_plan(config, store, force=frozenset(forced), previous=previous)
+    above = ancestors(config, target)
+    blocked = [
+        planned for planned in plan.nodes if planned.node.name in above and planned.state == "run"
+    ]
+    if blocked:
+        first = blocked[0]
+        changed = changes(
+            from_record(previous.config, [], request.data).model_dump(mode="json"),
+            config.model_dump(mode="json"),
+        )
+        cause = f" ({'; '.join(changed)})" if changed and first.why not in ("not made yet",) else ""
+        raise UserError(
+            f"'{first.node.name}' lies above '{target}' and would have to run first: {first.why}"
+            f"{cause}. Use `ratchet stage {first.node.name} --downstream` or "
+            f"`ratchet run --run {previous.run_id}` with the same --set"
+        )
+    below = descendants(config, target) if downstream else set()
+    targets = [
+        planned.node.name
+        for planned in plan.nodes
+        if planned.node.name == target or planned.node.name in below
+    ]
+    record = _record(config, plan, targets, forced, command)
+    record = record.model_copy(update={"based_on": previous.run_id})
+    create_run(store, record)
+    return record
+
+
+def _last_seconds(store: Store) -> dict[str, float]:
+    """How long each stage took when it was last made here."""
+    found: dict[str, float] = {}
+    for artifact in store.artifacts():
+        found.setdefault(artifact.manifest.stage, artifact.manifest.duration_seconds)
+    return found
+
+
+def show(request: Request, as_json: bool) -> None:
+    """Print the plan."""
+    from ratchet.plan import make_plan
+
+    store = _open_store(request.store)
+    config, previous = resolve(request, store)
+    plan = make_plan(config, store, previous=previous)
+    seconds = _last_seconds(store)
+    rows = [
+        {
+            "node": planned.node.name,
+            "stage": planned.node.stage,
+            "state": planned.state,
+            "why": planned.why,
+            "key": planned.key,
+            "inputs": planned.node.inputs,
+            "last_seconds": seconds.get(planned.node.stage),
+        }
+        for planned in plan.nodes
+    ]
+    if as_json:
+        print(json.dumps(rows, indent=2))
+        return
+    _print_plan(config, rows)
+
+
+def _print_plan(config: RunConfig, rows: list[dict]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from ratchet.dag import STAGES
+
+    table = Table(title=f"Plan for '{config.name}'", title_justify="left", box=None, pad_edge=False)
+    for heading in ("stage", "", "key", "from", "why it runs, or what it does", "took"):
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        reuse = row["state"] == "reuse"
+        inputs = list(row["inputs"].values())
+        last = row["last_seconds"]
+        table.add_row(
+            row["node"],
+            "[green]reuse[/]" if reuse else "[yellow]run[/]",
+            row["key"][:8],
+            "everything" if len(inputs) > 4 else ", ".join(inputs),
+            row["why"] or f"[dim]{STAGES[row['stage']].gist}[/]",
+            "" if last is None else f"{last:.0f} s",
+        )
+    console = Console()
+    console.print(table)
+    num_run = sum(row["state"] == "run" for row in rows)
+    console.print(
+        f"\n{num_run} of {len(rows)} stages would run, {len(rows) - num_run} are reused. "
+        "'took' is the last time here; nothing was started."
+    )
