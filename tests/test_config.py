@@ -1,0 +1,147 @@
+"""Configuration: presets, --set, and what is said about mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ratchet.config import RunConfig, SourceConfig
+from ratchet.config_load import build_config, from_record, load_config, preset_gist, preset_names
+from ratchet.dag import STAGES, ancestors, descendants, node_named, nodes
+from ratchet.errors import UserError
+
+MINIMAL = {"questions": {"train": [{"kind": "symbolic"}], "test": [{"kind": "symbolic"}]}}
+
+
+def minimal(*assignments: str) -> RunConfig:
+    import copy
+
+    return build_config(copy.deepcopy(MINIMAL), assignments)
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_loads_and_says_what_it_is_for(name: str) -> None:
+    config = load_config(name)
+    assert config.name == name
+    assert config.sampler.engine != "auto"
+    assert len(preset_gist(name)) > 20
+    assert from_record(config.model_dump(mode="json")) == config
+    for planned in nodes(config):
+        for section in STAGES[planned.stage].sections:
+            assert section in RunConfig.model_fields
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("filter.kep_below=0.9", "did you mean 'keep_below'?"),
+        ("filtre.keep_below=0.9", "did you mean 'filter'?"),
+        ("filter.keep_below=high", "'filter.keep_below' = 'high': Input should be a valid number"),
+        ("filter.keep_below=2", "less than or equal to 1"),
+        ("prompt.format=boxes", "'tags_example'"),
+        ("grpo.loss_type=gspo", "(allowed: 'dapo', 'grpo', 'bnpo', 'dr_grpo')"),
+        ("questions.train.3.limit=5", "'3' is no index into a list of 1"),
+        ("questions.train.0.limti=5", "did you mean 'limit'?"),
+        ("filter.keep_below", "write --set path.to.field=value"),
+        ("seed.x=1", "'seed' = {'x': 1}: Input should be a valid integer"),
+        ("presample.k=6", "k=6 must be a multiple of k_block=4"),
+        ("filter.keep_above=1", "keep_above=1.0 must be smaller than keep_below=1.0"),
+        ("grpo.group_size=1", "greater than or equal to 2"),
+        ("grpo.micro_batch_size=7", "must divide prompts_per_step × group_size = 64"),
+        ("warmstart.method=opd", "needs opd.teacher"),
+        ("presample.after_warmstart=true", "warmstart.data = 'source'"),
+        ("warmstart.data=source", "needs at least one source in questions.warmup"),
+        ("model.max_model_len=600", "exceeds model.max_model_len = 600"),
+        ("name=Big Run", "'name'"),
+    ],
+)
+def test_mistakes_are_named(assignment: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        minimal(assignment)
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_set_reads_toml_values_and_plain_words() -> None:
+    config = minimal(
+        "seed=7", "model.path=seedling", "model.dtype='bfloat16'", "grpo.lora.enabled=false",
+        "rewards.weights.exact_check=2", "questions.train.0.count=5",
+    )  # fmt: skip
+    assert config.seed == 7
+    assert config.model.dtype == "bfloat16"
+    assert config.grpo.lora.enabled is False
+    assert config.rewards.weights == {"exact_check": 2.0}
+    assert config.questions.train[0].count == 5
+
+
+def test_unknown_preset_and_broken_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'demo'"):
+        load_config("demoo")
+    with pytest.raises(UserError, match="no configuration file"):
+        load_config(str(tmp_path / "none.toml"))
+    (tmp_path / "bad.toml").write_text("[model\npath = 3")
+    with pytest.raises(UserError, match="not valid TOML"):
+        load_config(str(tmp_path / "bad.toml"))
+
+
+def test_paths_become_absolute_and_local_copies_stand_in_for_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gsm8k").mkdir()
+    (tmp_path / "own.jsonl").write_text("{}")
+    preset = tmp_path / "mine.toml"
+    preset.write_text(
+        '[[questions.train]]\nkind = "gsm8k"\n[[questions.train]]\nkind = "svamp"\n'
+        '[[questions.test]]\nkind = "file"\npath = "own.jsonl"\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    config = load_config("mine.toml", data=tmp_path)
+    assert config.name == "mine"
+    assert config.questions.train[0].path == str(tmp_path / "gsm8k")
+    assert config.questions.train[1].path is None
+    assert config.questions.test[0].path == str(tmp_path / "own.jsonl")
+
+
+def test_every_field_has_a_line_of_words() -> None:
+    todo: list[type] = [RunConfig, SourceConfig]
+    seen: set[type] = set()
+    while todo:
+        model = todo.pop()
+        seen.add(model)
+        for name, field in model.model_fields.items():
+            assert field.description, f"{model.__name__}.{name}"
+            inner = field.annotation
+            if isinstance(inner, type) and hasattr(inner, "model_fields") and inner not in seen:
+                todo.append(inner)
+    assert len(seen) > 12
+
+
+def test_the_dag_follows_the_warm_start() -> None:
+    def names(*assignments: str) -> list[str]:
+        return [node.name for node in nodes(minimal(*assignments))]
+
+    assert names("warmstart.method=none") == [
+        "model", "questions", "presample", "score", "filter", "grpo", "evaluate.baseline",
+        "evaluate.rl", "compare", "report",
+    ]  # fmt: skip
+    dropped = minimal()
+    assert node_named(dropped, "warmstart").inputs["selection"] == "filter"
+    assert node_named(dropped, "presample").inputs["model"] == "model"
+    assert node_named(dropped, "grpo").inputs["model"] == "warmstart"
+    tree = {"questions": {**MINIMAL["questions"], "warmup": [{"kind": "symbolic"}]}}
+    resampled = build_config(tree, ["warmstart.data=source", "presample.after_warmstart=true"])
+    order = [node.name for node in nodes(resampled)]
+    assert order.index("warmstart") < order.index("presample")
+    assert node_named(resampled, "presample").inputs["model"] == "warmstart"
+    assert "filter" not in ancestors(resampled, "warmstart")
+    assert descendants(resampled, "compare") == {"report"}
+
+
+def test_node_names_are_checked() -> None:
+    config = minimal()
+    assert node_named(config, "warmstart_sft").name == "warmstart"
+    with pytest.raises(UserError, match="stands for several nodes"):
+        node_named(config, "evaluate")
+    with pytest.raises(UserError, match="has no stage 'train'"):
+        node_named(config, "train")
