@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,3 +18,13 @@ def shared() -> Path:
     if not (root / "data").is_dir():
         pytest.skip(f"no data sets at {root}: set RATCHET_SHARED to a folder that has them")
     return root
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a CUDA device where there is none."""
+    if shutil.which("nvidia-smi") is not None:
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA device")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
