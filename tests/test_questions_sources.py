@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.config import SourceConfig, SourceKind
+from ratchet.errors import UserError
 from ratchet.questions import deepmath, gsm8k, math500, svamp
 from ratchet.questions.base import BadRowError, plain_number, question_id
 from ratchet.questions.load import fingerprint, load, load_source
@@ -58,6 +59,19 @@ def test_svamp_original_file(shared: Path) -> None:
     # one equation is a bare number, two contradict their answers
     assert sum(question.reference_solution is None for question in questions) == 3
     assert {question.band for question in questions} == {"all"}
+
+
+@pytest.mark.needs_shared
+def test_svamp_original_file_cut_into_splits(shared: Path) -> None:
+    file = shared / "data" / "svamp" / "SVAMP.json"
+    whole = [q.question for q in load_source(source("svamp", file), "train")]
+    train = [q.question for q in load_source(source("svamp", file, split="train"), "train")]
+    test = load_source(source("svamp", file, split="test"), "test")
+    assert (len(train), len(test)) == (700, 300)
+    assert train + [q.question for q in test] == whole
+    assert {q.split for q in test} == {"test"}
+    with pytest.raises(UserError, match="no split 'dev': it has train, test"):
+        load_source(source("svamp", file, split="dev"), "dev")
 
 
 @pytest.mark.needs_shared

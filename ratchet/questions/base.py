@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
@@ -66,6 +66,8 @@ class Reader:
     """Data set on the hub, where the source has a usual one."""
     hub_config: str | None = None
     """Its configuration on the hub."""
+    file_splits: Mapping[str, slice] = field(default_factory=dict)
+    """Rows of each split, for a source whose original is one file."""
 
 
 def question_id(source: str, split: str, question: str) -> str:

@@ -135,7 +135,7 @@ def _read(source: SourceConfig, role: Role, setting: str) -> tuple[str, list[Par
         where = f"data set '{repo}'"
     else:
         files, split = split_files(path, source.split, DEFAULT_SPLIT[role])
-        table = read_tables(files, wanted)
+        table = _cut(read_tables(files, wanted), reader, source.split, files[0])
         where = str(files[0])
     _check_columns(reader, table, where, source, setting)
     parsed = []
@@ -145,6 +145,18 @@ def _read(source: SourceConfig, role: Role, setting: str) -> tuple[str, list[Par
         except BadRowError as error:
             raise UserError(f"{place}: {error}") from None
     return split, parsed
+
+
+def _cut(table: Table, reader: Reader, split: str | None, file: Path) -> Table:
+    """The rows of `split` where the file holds all splits of the source; else all rows. Parquet
+    files are taken to hold one split, as the hub stores them."""
+    if split is None or not reader.file_splits or file.stem == split or file.suffix == ".parquet":
+        return table
+    if split not in reader.file_splits:
+        names = ", ".join(reader.file_splits)
+        raise UserError(f"{file} has no split '{split}': it has {names}; leave split out for all")
+    rows = reader.file_splits[split]
+    return Table(table.rows[rows], table.places[rows], table.columns)
 
 
 def _reader(source: SourceConfig, setting: str) -> Reader:

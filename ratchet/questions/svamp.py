@@ -1,6 +1,8 @@
 """SVAMP: 1,000 short word problems of one or two operations.
 
-Reads the original file (one list) and the hub's copy (train and test, answers as text). The
+Reads the original file (one list) and the hub's copy (train and test, answers as text). Of the
+original file, split 'train' is the first 700 rows and 'test' the other 300; that is our cut, the
+hub's has the same sizes and other rows. Without a split all rows are read. The
 question is body and question joined by us in both, so that one problem has one text. The equation
 becomes a reference solution annotated as GSM8K annotates its own; it is left out where it does
 not give the answer.
@@ -89,4 +91,5 @@ READER = Reader(
     needs=(("Body",), ("Question",), ("Answer",)),
     optional=("Equation",),
     hub_id="ChilleD/SVAMP",
+    file_splits={"train": slice(0, 700), "test": slice(700, None)},
 )
