@@ -1,0 +1,289 @@
+"""Choose the questions that RL trains on, and say why for each one.
+
+Kept: questions whose pass rate lies between the bounds of `filter`, and a seeded `easy_share` of
+the always-right ones. The others warm the model up if they have a reference solution and are
+dropped otherwise, so the two phases of training never share a question. The stage stops with the
+headroom in its message when nothing (or too little) is left to learn.
+
+Scores are counted in batches and selected as arrays: memory follows the number of questions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ratchet.config import FilterConfig, GrpoConfig
+from ratchet.errors import UserError
+from ratchet.groups import BUCKETS, Bucket, Groups, bucket_codes, read_groups
+from ratchet.headroom import Headroom, Recommendation, headroom, live_share_of, recommend
+from ratchet.schemas import check_schema
+from tasks.context import StageContext, StageResult
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+
+
+class Role(StrEnum):
+    """What a question is used for."""
+
+    RL = "rl"
+    WARMUP = "warmup"
+    DROPPED = "dropped"
+
+
+ROLES = (Role.RL, Role.WARMUP, Role.DROPPED)
+EASY = "one of the always-right questions kept on purpose"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Role and reason per question, aligned with the counted groups."""
+
+    role_q: np.ndarray
+    """Index into `ROLES`."""
+    easy_q: np.ndarray
+    """Always-right questions kept on purpose."""
+
+    def count(self, role: Role) -> int:
+        """Questions of one role."""
+        return int((self.role_q == ROLES.index(role)).sum())
+
+
+def training_questions(path: Path) -> tuple[pa.Array, np.ndarray]:
+    """(ids, has a reference solution) of the training questions, in the table's order."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.parquet as pq
+
+    ids, solved = [], []
+    with pq.ParquetFile(path) as file:
+        check_schema(file.schema_arrow, "questions", str(path))
+        columns = ["question_id", "role", "reference_solution"]
+        for batch in file.iter_batches(columns=columns, use_threads=False):
+            batch = batch.filter(pc.equal(batch.column("role"), "train"))
+            ids.append(batch.column("question_id"))
+            solution = pc.fill_null(batch.column("reference_solution"), "")
+            solved.append(pc.greater(pc.utf8_length(solution), 0).to_numpy(zero_copy_only=False))
+    return pa.chunked_array(ids, pa.string()).combine_chunks(), np.concatenate(solved)
+
+
+def align(groups: Groups, question_ids: pa.Array) -> np.ndarray:
+    """Row of `groups` for each training question.
+
+    UserError when questions have no scores or scores have no question.
+    """
+    import pyarrow.compute as pc
+
+    rows = pc.index_in(question_ids, value_set=groups.question_ids)
+    if rows.null_count:
+        raise UserError(
+            f"{rows.null_count:,} of {len(question_ids):,} training questions have no scores: "
+            "sample and score them first"
+        )
+    if len(question_ids) < len(groups.question_ids):
+        raise UserError(
+            f"the scores hold {len(groups.question_ids) - len(question_ids):,} questions that "
+            "are not in the training set: scores and questions come from different runs"
+        )
+    return rows.to_numpy()
+
+
+def reorder(groups: Groups, rows: np.ndarray) -> Groups:
+    """The same groups with questions in the order of `rows`."""
+    import pyarrow as pa
+
+    return Groups(
+        question_ids=groups.question_ids.take(pa.array(rows)),
+        num_samples_q=groups.num_samples_q[rows],
+        num_lenient_q=groups.num_lenient_q[rows],
+        num_strict_q=groups.num_strict_q[rows],
+        status_counts=groups.status_counts,
+        num_truncated=groups.num_truncated,
+        lengths=groups.lengths,
+    )
+
+
+def select(groups: Groups, solved_q: np.ndarray, config: FilterConfig, seed: int) -> Selection:
+    """Give every question its role; `solved_q` tells which have a reference solution."""
+    import numpy as np
+
+    rate_q = groups.pass_rate_q(config.score)
+    keep_q = (rate_q > config.keep_above) & (rate_q < config.keep_below)
+    right = np.flatnonzero(rate_q == 1.0)
+    chosen = np.random.default_rng(seed).permutation(right)[: round(config.easy_share * len(right))]
+    easy_q = np.zeros(len(rate_q), dtype=bool)
+    easy_q[chosen] = True
+    role_q = np.where(
+        keep_q | easy_q,
+        ROLES.index(Role.RL),
+        np.where(solved_q, ROLES.index(Role.WARMUP), ROLES.index(Role.DROPPED)),
+    )
+    return Selection(role_q, easy_q)
+
+
+def _why(num_right: int, num_samples: int, role: Role, easy: bool, config: FilterConfig) -> str:
+    counted = f"{num_right} of {num_samples} {config.score}ly right"
+    if easy:
+        return f"{counted}: {EASY}"
+    if role is Role.RL:
+        return f"{counted}: some right, some wrong"
+    rate = num_right / num_samples
+    if rate in (0.0, 1.0):
+        reason = "no reward variance, no gradient"
+    elif rate <= config.keep_above:
+        reason = f"at or below filter.keep_above={config.keep_above:g}"
+    else:
+        reason = f"at or above filter.keep_below={config.keep_below:g}"
+    return f"{counted}: {reason}" + ("; no reference solution" if role is Role.DROPPED else "")
+
+
+def selection_table(groups: Groups, selection: Selection, config: FilterConfig) -> pa.Table:
+    """The 'selection' table: one row per question, in the order of `groups`."""
+    import numpy as np
+    import pyarrow as pa
+
+    right_q = groups.num_right_q(config.score)
+    # One reason per distinct case: a million questions share a few dozen texts.
+    cases, case_q = np.unique(
+        np.stack([right_q, groups.num_samples_q, selection.role_q, selection.easy_q]),
+        axis=1,
+        return_inverse=True,
+    )
+    texts = [
+        _why(int(right), int(samples), ROLES[role], bool(easy), config)
+        for right, samples, role, easy in cases.T
+    ]
+
+    def named(values: list[str], codes: np.ndarray) -> pa.Array:
+        return pa.array(values, pa.string()).take(pa.array(codes.reshape(-1)))
+
+    buckets = [bucket.value for bucket in BUCKETS]
+    return pa.table(
+        {
+            "question_id": groups.question_ids,
+            "num_samples": groups.num_samples_q,
+            "pass_rate_lenient": groups.pass_rate_q("lenient"),
+            "pass_rate_strict": groups.pass_rate_q("strict"),
+            "bucket": named(buckets, bucket_codes(groups.num_samples_q, right_q)),
+            "role": named([role.value for role in ROLES], selection.role_q),
+            "why": named(texts, case_q),
+        }
+    )
+
+
+def _stop_if_nothing_is_left(
+    selection: Selection, found: Headroom, advice: Recommendation, config: FilterConfig
+) -> None:
+    if selection.count(Role.RL):
+        return
+    buckets = found.buckets_lenient if config.score == "lenient" else found.buckets_strict
+    live = buckets[Bucket.LIVE.value]
+    bounds = f"{config.keep_above:g} < {config.score} pass rate < {config.keep_below:g}"
+    hint = (
+        f"widen filter.keep_above / filter.keep_below ({live:,} questions are live)"
+        if live
+        else f"{advice.action.value} ({'; '.join(advice.reasons)})"
+    )
+    raise UserError(
+        f"no question is left for RL with {bounds}: of {found.num_questions:,} questions "
+        f"{buckets['always_wrong']:,} are always wrong, {live:,} live and "
+        f"{buckets['always_right']:,} always right in {found.k} samples; headroom: pass@1 "
+        f"{found.pass_at_1_lenient:.3f} lenient and {found.pass_at_1_strict:.3f} strict, "
+        f"pass@{found.k} {found.pass_at_k_lenient:.3f}, no readable answer in "
+        f"{found.parse_failure_rate:.1%} of the completions. What to do: {hint}"
+    )
+
+
+def _markdown(summary: dict[str, Any]) -> str:
+    found, roles = summary["headroom"], summary["roles_by_bucket"]
+    lines = [
+        f"**{summary['roles']['rl']:,} of {found['num_questions']:,} questions are left for RL**, "
+        f"{summary['roles']['warmup']:,} for the warm-up. Of groups of {found['group_size']}, "
+        f"{summary['rl_live_share']:.0%} are expected to be live.",
+        "",
+        "| bucket | questions | rl | warmup | dropped |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for bucket, counts in roles.items():
+        cells = " | ".join(f"{counts[role.value]:,}" for role in ROLES)
+        lines.append(f"| {bucket} | {sum(counts.values()):,} | {cells} |")
+    k = found["k"]
+    lines += [
+        "",
+        f"pass@1 {found['pass_at_1_lenient']:.3f} lenient, {found['pass_at_1_strict']:.3f} strict; "
+        f"pass@{k} {found['pass_at_k_lenient']:.3f} lenient. No readable answer: "
+        f"{found['parse_failure_rate']:.1%}; cut off: {found['truncated_share']:.1%}.",
+        "",
+        f"Recommendation: **{summary['recommendation']['action']}**: "
+        + "; ".join(summary["recommendation"]["reasons"])
+        + ".",
+    ]
+    return "\n".join(lines)
+
+
+def _roles_by_bucket(
+    groups: Groups, selection: Selection, config: FilterConfig
+) -> dict[str, dict[str, int]]:
+    codes = bucket_codes(groups.num_samples_q, groups.num_right_q(config.score))
+    return {
+        bucket.value: {
+            role.value: int(((codes == b) & (selection.role_q == r)).sum())
+            for r, role in enumerate(ROLES)
+        }
+        for b, bucket in enumerate(BUCKETS)
+    }
+
+
+def run(ctx: StageContext, *, filter: FilterConfig, grpo: GrpoConfig) -> StageResult:
+    """Write the selection table.
+
+    UserError for fewer than two samples of a question, NaN rewards, scores of other questions, an
+    empty RL set, or fewer live groups than `filter.min_live_share`.
+    """
+    ids, solved_q = training_questions(ctx.inputs["questions"].path("questions.parquet"))
+    counted = read_groups(ctx.inputs["scores"].path("scores.parquet"))
+    groups = reorder(counted, align(counted, ids))
+    if (fewest := int(groups.num_samples_q.min())) < 2:
+        raise UserError(
+            f"a question has {fewest} sample: telling live questions from the others takes at "
+            "least 2; raise presample.k and sample again"
+        )
+    selection = select(groups, solved_q, filter, ctx.seed)
+    found = headroom(groups, grpo.group_size, float(solved_q.mean()))
+    advice = recommend(found)
+    _stop_if_nothing_is_left(selection, found, advice, filter)
+
+    rl_q = selection.role_q == ROLES.index(Role.RL)
+    rl_live_share = live_share_of(groups, rl_q, filter.score, grpo.group_size)
+    if rl_live_share < filter.min_live_share:
+        raise UserError(
+            f"{rl_live_share:.1%} of the RL groups are expected to be live at grpo.group_size="
+            f"{grpo.group_size}, below filter.min_live_share={filter.min_live_share:g}: "
+            f"{advice.action.value} ({'; '.join(advice.reasons)}), raise grpo.group_size, or "
+            "narrow filter.keep_above / filter.keep_below"
+        )
+    table = selection_table(groups, selection, filter)
+    _assert_disjoint(table)
+    ctx.write_table("selection", table)
+    summary = {
+        "roles": {role.value: selection.count(role) for role in ROLES},
+        "roles_by_bucket": _roles_by_bucket(groups, selection, filter),
+        "num_easy_kept": int(selection.easy_q.sum()),
+        "rl_live_share": rl_live_share,
+        "headroom": found.as_dict(),
+        "recommendation": advice.as_dict(),
+    }
+    return StageResult(summary=summary, markdown=_markdown(summary))
+
+
+def _assert_disjoint(table: pa.Table) -> None:
+    """Every question has one row, hence one role: RL and warm-up share none."""
+    import pyarrow.compute as pc
+
+    ids = table.column("question_id")
+    assert pc.count_distinct(ids).as_py() == len(ids), "a question was selected twice"
