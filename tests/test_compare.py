@@ -1,0 +1,247 @@
+"""The comparison of arms on hand-made answers, and its verdict in words by simulation."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made_up import artifact, context, question
+
+from ratchet.comparison import Answers, Arm, Slice, compare_pair, format_gain
+from ratchet.config import EvaluateConfig
+from ratchet.errors import UserError
+from ratchet.schemas import read_table
+from ratchet.stats import mcnemar_exact, wilson
+from ratchet.verdict import Outcome, outcome_of, points
+from tasks import compare as stage
+
+SETTINGS = {"prompt": {"format": "tags"}, "sampler": {"max": 64}, "evaluate": {"samples": 0}}
+# per question: baseline, rl; '+' strict, '~' lenient only, '-' wrong, '?' no readable answer
+MARKS = {
+    "q1": "-+",
+    "q2": "~+",
+    "q3": "+-",
+    "q4": "++",
+    "q5": "?~",
+    "q6": "-+",
+    "q7": "?+",
+    "q8": "~+",
+}
+
+
+def answers(arm: str, marks: dict[str, str], decoding: str = "greedy") -> list[dict[str, Any]]:
+    """Rows of an eval table; a mark per sample."""
+    return [
+        {
+            "question_id": name,
+            "benchmark": "made-up",
+            "arm": arm,
+            "decoding": decoding,
+            "sample_index": index,
+            "band": "1",
+            "text": f"{arm} says {mark}",
+            "num_tokens": 10 if arm == "baseline" else 20,
+            "truncated": mark == "?",
+            "status": "parse_failure" if mark == "?" else "ok",
+            "extracted": None if mark == "?" else "4",
+            "strict": mark == "+",
+            "lenient": mark in "+~",
+        }
+        for name, samples in marks.items()
+        for index, mark in enumerate(samples)
+    ]
+
+
+def pick(marks: dict[str, str], position: int) -> dict[str, str]:
+    return {name: both[position] for name, both in marks.items()}
+
+
+def run(
+    tmp_path: Path,
+    arms: dict[str, list[dict[str, Any]]],
+    questions: list[dict[str, Any]] | None = None,
+    samples: int = 0,
+    **manifests: dict[str, Any],
+) -> tuple[Any, Path]:
+    rows = questions or [
+        question(name, role="test", band="hard" if name in ("q1", "q2") else "easy")
+        for name in MARKS
+    ]
+    inputs = {"questions": artifact(tmp_path / "q", "questions", {"questions": rows})}
+    for name, table in arms.items():
+        fields = {"config": SETTINGS} | manifests.get(name, {})
+        inputs[name] = artifact(tmp_path / name, "evaluate", {"eval": table}, **fields)
+    ctx = context(tmp_path, inputs)
+    return stage.run(ctx, evaluate=EvaluateConfig(samples=samples)), ctx.out_dir
+
+
+def both_arms(**changes: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    arms = {"rl": answers("rl", pick(MARKS, 1)), "baseline": answers("baseline", pick(MARKS, 0))}
+    return arms | changes
+
+
+def test_the_table_holds_the_hand_counted_figures(tmp_path: Path) -> None:
+    shuffled = both_arms()["rl"][::-1]  # the order of rows must not matter
+    result, out = run(tmp_path, both_arms(rl=shuffled))
+    rows = {
+        (row["metric"], row["band"]): row
+        for row in read_table(out / "comparison.parquet", "comparison").to_pylist()
+    }
+    assert set(rows) == {(m, b) for m in ("strict", "lenient") for b in ("all", "hard", "easy")}
+    strict = rows["strict", "all"]
+    assert (strict["arm_a"], strict["arm_b"]) == ("baseline", "rl")
+    assert (strict["value_a"], strict["value_b"]) == (2 / 8, 6 / 8)
+    assert (strict["gained"], strict["lost"]) == (5, 1)
+    assert strict["p_value"] == pytest.approx(2 * (6 + 1) / 2**6)
+    assert strict["ci_low"] <= strict["difference"] == 0.5 <= strict["ci_high"]
+    lenient = rows["lenient", "all"]
+    assert (lenient["value_a"], lenient["value_b"]) == (4 / 8, 7 / 8)
+    assert (lenient["gained"], lenient["lost"]) == (4, 1)
+    assert rows["lenient", "hard"]["num_questions"] == 2
+    assert rows["lenient", "hard"]["difference"] == 0.5
+
+    arm = next(row for row in result.summary["arms"] if row["arm"] == "baseline")
+    assert (arm["strict_low"], arm["strict_high"]) == wilson(2, 8)
+    assert arm["status_rates"] == {"ok": 6 / 8, "parse_failure": 2 / 8}
+    assert (arm["truncated_share"], arm["mean_tokens"]) == (2 / 8, 10.0)
+
+
+def test_flips_are_listed_with_both_completions(tmp_path: Path) -> None:
+    result, out = run(tmp_path, both_arms())
+    flips = [json.loads(line) for line in (out / "flips.jsonl").read_text().splitlines()]
+    found = {(flip["question_id"], flip["change"], flip["what"]) for flip in flips}
+    assert found == {
+        ("q1", "gained", "maths"),
+        ("q5", "gained", "maths"),
+        ("q6", "gained", "maths"),
+        ("q7", "gained", "maths"),
+        ("q2", "gained", "format"),
+        ("q8", "gained", "format"),
+        ("q3", "lost", "maths"),
+    }
+    assert flips[0]["a"]["text"] == "baseline says -"
+    assert flips[0]["b"]["text"] == "rl says +"
+    assert result.summary["flips"] == [
+        {
+            "arm_a": "baseline",
+            "arm_b": "rl",
+            "gained_maths": 4,
+            "gained_format": 2,
+            "lost_maths": 1,
+            "lost_format": 0,
+        }
+    ]
+
+
+def test_the_verdict_is_one_line_and_says_what_happened(tmp_path: Path) -> None:
+    warm = answers("warmstart", pick(MARKS, 0))
+    result, out = run(tmp_path, both_arms(warmstart=warm))
+    verdict = result.summary["verdict"]
+    assert (out / "verdict.txt").read_text() == verdict + "\n"
+    assert verdict.startswith("inside the noise: made-up 25.0% → 75.0% strict, +50.0 points (95%")
+    assert "RL is not told apart from the warm start: +50.0 points" in verdict
+    assert "could have seen a difference of" in verdict
+    assert result.summary["arm_order"] == ["baseline", "warmstart", "rl"]
+    assert result.summary["outcome"] == "inside the noise"
+
+
+def test_a_clear_gain_is_split_into_maths_and_format(tmp_path: Path) -> None:
+    names = [f"q{index}" for index in range(60)]
+    rows = [question(name, role="test", band="all") for name in names]
+    # 20 wrong → right, 20 right in another format → right, 20 unchanged
+    base = dict(zip(names, "-" * 20 + "~" * 20 + "+" * 20, strict=True))
+    rl = dict.fromkeys(names, "+")
+    arms = {"baseline": answers("baseline", base), "rl": answers("rl", rl)}
+    result, out = run(tmp_path, arms, rows)
+    assert result.summary["outcome"] == "better"
+    assert "of +66.7 points, +33.3 are maths" in result.summary["verdict"]
+    assert "+33.3 are format" in result.summary["verdict"]
+    table = read_table(out / "comparison.parquet", "comparison")
+    assert table.column("band").to_pylist() == ["all", "all"]
+
+
+def test_sampled_answers_are_compared_by_question(tmp_path: Path) -> None:
+    sampled_a = dict.fromkeys(MARKS, "+-") | {"q1": "--"}
+    sampled_b = dict.fromkeys(MARKS, "++") | {"q1": "--", "q2": "-+"}
+    arms = both_arms()
+    arms["baseline"] += answers("baseline", sampled_a, "sampled")
+    arms["rl"] += answers("rl", sampled_b, "sampled")
+    result, out = run(tmp_path, arms, samples=2)
+    row = next(
+        row
+        for row in read_table(out / "comparison.parquet", "comparison").to_pylist()
+        if (row["decoding"], row["metric"], row["band"]) == ("sampled", "strict", "all")
+    )
+    assert (row["value_a"], row["value_b"]) == (7 / 16, 13 / 16)
+    assert (row["gained"], row["lost"]) == (6, 0)
+    arm = next(r for r in result.summary["arms"] if r["decoding"] == "sampled")
+    assert arm["strict_pass_at_k"] == 7 / 8
+
+
+def test_arms_that_do_not_match_are_refused(tmp_path: Path) -> None:
+    other = answers("rl", {**pick(MARKS, 1), "q9": "+"})
+    cases: dict[str, tuple[list[dict[str, Any]], str]] = {
+        "missing": (answers("rl", pick(MARKS, 1))[1:], r"'rl' holds 7 of 8 greedy answers"),
+        "twice": (both_arms()["rl"] + both_arms()["rl"][:1], r"'rl' holds 8 of 8 greedy"),
+        "other": (other, r"'rl' answered 1 questions that are not in the test set"),
+        "sampled": (both_arms()["rl"] + answers("rl", pick(MARKS, 1), "sampled"), "expected"),
+    }
+    for name, (rows, message) in cases.items():
+        (tmp_path / name).mkdir()
+        with pytest.raises(UserError, match=message):
+            run(tmp_path / name, both_arms(rl=rows))
+
+
+def test_other_settings_or_code_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    settings = SETTINGS | {"prompt": {"format": "boxed"}}
+    with pytest.raises(UserError, match="different 'prompt' settings"):
+        run(tmp_path / "a", both_arms(), rl={"config": settings})
+    with pytest.raises(UserError, match="different versions of the code"):
+        run(tmp_path / "b", both_arms(), rl={"code_version": "0ther"})
+
+
+def make_arm(name: str, strict_q: np.ndarray, lenient_q: np.ndarray) -> Arm:
+    zeros = np.zeros((len(strict_q), 1), dtype=int)
+    found = Answers(strict_q[:, None], lenient_q[:, None], zeros > 0, zeros.astype(str), zeros)
+    return Arm(name, {"greedy": found})
+
+
+def simulate(rng: np.random.Generator, n: int, gain: float) -> Outcome:
+    """Outcome for two arms with 15% of answers flipping at random and a true gain on top."""
+    lenient_a = rng.random(n) < 0.5
+    draw = rng.random(n)
+    gained, lost = 0.15 + gain, 0.15 - gain  # chance of a flip where it is possible
+    lenient_b = np.where(lenient_a, draw >= lost, draw < gained)
+    in_format = rng.random((2, n)) < 0.9
+    a = make_arm("a", lenient_a & in_format[0], lenient_a)
+    b = make_arm("b", lenient_b & in_format[1], lenient_b)
+    part = Slice("made-up", "all", np.ones(n, dtype=bool))
+    strict, lenient = (
+        compare_pair(a, b, metric, "greedy", part, 0.95, 0) for metric in ("strict", "lenient")
+    )
+    assert strict["p_value"] == mcnemar_exact(strict["gained"], strict["lost"])
+    return outcome_of(strict, lenient, 0.95)
+
+
+def test_equal_arms_are_inside_the_noise_and_a_planted_gain_is_found() -> None:
+    rng = np.random.default_rng(7)
+    equal = [simulate(rng, 1319, 0.0) for _ in range(100)]
+    assert equal.count(Outcome.NOISE) >= 95
+    better = [simulate(rng, 1319, 0.06) for _ in range(100)]
+    assert sum(found in (Outcome.BETTER, Outcome.BETTER_FORMAT) for found in better) >= 95
+
+
+def test_format_gain_is_the_strict_gain_that_the_lenient_score_lacks() -> None:
+    yes, no = np.array([True, True, True, True]), np.array([False, True, False, False])
+    a, b = make_arm("a", no, yes), make_arm("b", yes, yes)
+    part = Slice("made-up", "all", np.ones(4, dtype=bool))
+    assert format_gain(a, b, "greedy", part, 0.95, 0)["difference"] == 0.75
+
+
+def test_points_are_signed_and_never_minus_zero() -> None:
+    assert [points(value) for value in (0.0123, -0.05, -0.0001)] == ["+1.2", "−5.0", "+0.0"]
