@@ -1,0 +1,351 @@
+"""Reward functions: text in, one float (or None for "does not apply") per completion out.
+
+They follow TRL's contract, `f(completions, **columns) -> list[float | None]`, where a completion is
+a string or a list of chat messages. The columns they read are `gold`, `question`,
+`reference_solution` (with `<<a=b>>` annotations; may be None or empty) and `style`. All are plain
+functions of the text, so a reward can be recomputed from a stored table at any time.
+
+A gold answer that cannot be read gives None, never a reward. What each style means:
+
+reward                     tags                            hash                      boxed / plain
+exact_check                strict verdict                  strict verdict            strict verdict
+correctness_check          number in <SOLUTION> right      number after #### right   lenient verdict
+lenient_correctness_check  right number anywhere           right number anywhere     lenient verdict
+format_check               exact tag structure             one #### number at end    one box / None
+tag_check                  1/8 per tag that stands once    None                      None
+step_check                 intermediate results reached    the same                  the same
+solution_number_check      <SOLUTION> is a bare number     #### is a bare number     None
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+from ratchet.errors import UserError
+from ratchet.verifier import Status, Style, as_style, verify_batch
+from ratchet.verifier.core import gold_number, has_single_box
+from ratchet.verifier.extract import (
+    SOLUTION_OPEN,
+    TAGS,
+    WORKING_CLOSE,
+    WORKING_OPEN,
+    after_reasoning,
+    between,
+    completion_text,
+    exact_tags,
+    last_marker,
+    solution_text,
+)
+from ratchet.verifier.numbers import (
+    Value,
+    is_bare_number,
+    magnitude,
+    number_tokens,
+    plain_chars,
+    read_number,
+)
+
+RewardFunction = Callable[..., list[float | None]]
+Completion = str | Sequence[Mapping[str, Any]]
+
+# A real solution names its quantities more than once; beyond this many numbers per number of the
+# reference solution (plus a constant) `step_check` shrinks.
+NUMBERS_PER_REFERENCE_NUMBER = 2
+SPARE_NUMBERS = 8
+ANNOTATION = re.compile(r"<<[^<>]*?=([^<>=]*)>>")
+
+
+def text_of(completion: Completion) -> str:
+    """The text of a completion: itself, or the content of its last message."""
+    if isinstance(completion, str):
+        return completion
+    return str(completion[-1].get("content") or "") if completion else ""
+
+
+@lru_cache(maxsize=16_384)
+def scored_text(completion: str) -> str:
+    """What is scored: up to the end of the turn, after the reasoning ("" if that never ends)."""
+    return after_reasoning(completion_text(completion)) or ""
+
+
+def texts(completions: Sequence[Completion]) -> list[str]:
+    return [scored_text(text_of(completion)) for completion in completions]
+
+
+@lru_cache(maxsize=16_384)
+def wanted(gold: str) -> Value | None:
+    return gold_number(gold)
+
+
+def verdict_rewards(
+    completions: Sequence[Completion], gold: Sequence[str], style: Sequence[str], strict: bool
+) -> list[float | None]:
+    """1 or 0 by the strict or lenient verdict; None where the gold cannot be read."""
+    verdicts = verify_batch([text_of(completion) for completion in completions], gold, list(style))
+    return [
+        None
+        if verdict.status is Status.GOLD_UNPARSEABLE
+        else float(verdict.strict if strict else verdict.lenient)
+        for verdict in verdicts
+    ]
+
+
+def exact_check(
+    completions: Sequence[Completion], gold: Sequence[str], style: Sequence[str], **_: Any
+) -> list[float | None]:
+    """1 if the format is exact and the answer right."""
+    return verdict_rewards(completions, gold, style, strict=True)
+
+
+def placed_answer(text: str, style: Style) -> str | None:
+    """The text where a tags or hash answer must stand, or None."""
+    if style is Style.TAGS:
+        return solution_text(text)
+    marker = last_marker(text)
+    return None if marker < 0 else text[marker:].strip().split("\n", 1)[0]
+
+
+def correctness_check(
+    completions: Sequence[Completion], gold: Sequence[str], style: Sequence[str], **_: Any
+) -> list[float | None]:
+    """1 if the number where the answer must stand is right, whatever surrounds it."""
+    styles = [as_style(one) for one in style]
+    out: list[float | None] = [None] * len(styles)
+    symbolic = [i for i, one in enumerate(styles) if one not in (Style.TAGS, Style.HASH)]
+    judged = verdict_rewards(
+        [completions[i] for i in symbolic],
+        [gold[i] for i in symbolic],
+        [styles[i] for i in symbolic],
+        strict=False,
+    )
+    out = list(out)
+    for i, reward in zip(symbolic, judged, strict=True):
+        out[i] = reward
+    for i, (text, one) in enumerate(zip(texts(completions), styles, strict=True)):
+        value = wanted(gold[i])
+        if one in (Style.TAGS, Style.HASH) and value is not None:
+            answer = placed_answer(text, one)
+            out[i] = float(answer is not None and read_number(answer) == value)
+    return out
+
+
+def lenient_correctness_check(
+    completions: Sequence[Completion], gold: Sequence[str], style: Sequence[str], **_: Any
+) -> list[float | None]:
+    """1 if the right number appears anywhere (boxed answers: if the verdict is right)."""
+    styles = [as_style(one) for one in style]
+    boxed = [i for i, one in enumerate(styles) if one is Style.BOXED]
+    judged = iter(
+        verdict_rewards(
+            [completions[i] for i in boxed], [gold[i] for i in boxed], ["boxed"] * len(boxed), False
+        )
+    )
+    out: list[float | None] = []
+    for text, answer, one in zip(texts(completions), gold, styles, strict=True):
+        value = wanted(answer)
+        if one is Style.BOXED:
+            out.append(next(judged))
+        else:
+            out.append(None if value is None else float(value in numbers_in(text)))
+    return out
+
+
+def numbers_in(text: str) -> set[Value]:
+    """The values of all numbers in running text."""
+    values: set[Value] = set()
+    for token in {token.rstrip(".,") for _, token in number_tokens(plain_chars(text))}:
+        value = read_number(token)
+        if value is not None:
+            values.add(value)
+    return values
+
+
+def magnitudes(text: str) -> set[Value]:
+    return {magnitude(value) for value in numbers_in(text)}
+
+
+def format_check(
+    completions: Sequence[Completion], style: Sequence[str], **_: Any
+) -> list[float | None]:
+    """1 for the exact structure of the format, whatever the answer."""
+    out: list[float | None] = []
+    for completion, text, name in zip(completions, texts(completions), style, strict=True):
+        one = as_style(name)
+        if one is Style.TAGS:
+            out.append(float(exact_tags(text)))
+        elif one is Style.HASH:
+            out.append(float(exact_hash(text)))
+        elif one is Style.BOXED:
+            out.append(float(has_single_box(text_of(completion))))
+        else:
+            out.append(None)
+    return out
+
+
+def exact_hash(text: str) -> bool:
+    """Whether the text is working, one ####, one number, and nothing else."""
+    working, marker, answer = text.partition("####")
+    return bool(marker) and bool(working.strip()) and read_number(answer) is not None
+
+
+def tag_check(
+    completions: Sequence[Completion], style: Sequence[str], **_: Any
+) -> list[float | None]:
+    """0.125 for each of the four tags that stands exactly once."""
+    return [
+        0.125 * sum(text.count(tag) == 1 for tag in TAGS) if as_style(name) is Style.TAGS else None
+        for text, name in zip(texts(completions), style, strict=True)
+    ]
+
+
+@lru_cache(maxsize=65_536)
+def intermediate_results(question: str, solution: str, gold: str) -> tuple[frozenset[Value], int]:
+    """(results of the annotated steps that are neither the answer nor given in the question, as
+    magnitudes, since "w-10" may state the result -10; how many numbers the solution holds)."""
+    results: set[Value] = set()
+    for match in ANNOTATION.finditer(solution):
+        value = read_number(match[1])
+        if value is not None:
+            results.add(magnitude(value))
+    given = magnitudes(question) | {magnitude(wanted(gold) or 0)}
+    body = ANNOTATION.sub("", solution).rpartition("####")[0]
+    return frozenset(results - given), len(number_tokens(plain_chars(body)))
+
+
+def reasoning_of(text: str, style: Style) -> str:
+    """The part of a completion that holds the working."""
+    if style is Style.TAGS:
+        return between(text, WORKING_OPEN, WORKING_CLOSE) or text.partition(SOLUTION_OPEN)[0]
+    if style is Style.HASH:
+        return text.partition("####")[0]
+    return text
+
+
+def step_check(
+    completions: Sequence[Completion],
+    gold: Sequence[str],
+    question: Sequence[str],
+    reference_solution: Sequence[str | None],
+    style: Sequence[str],
+    **_: Any,
+) -> list[float | None]:
+    """Share of the reference solution's intermediate results that the working reaches, shrunk
+    when the completion holds far more numbers than a solution would. None where there are none."""
+    out: list[float | None] = []
+    for i, text in enumerate(texts(completions)):
+        solution = reference_solution[i]
+        steps, named = intermediate_results(question[i], solution or "", gold[i])
+        if not steps:
+            out.append(None)
+            continue
+        reached = steps & magnitudes(reasoning_of(text, as_style(style[i])))
+        allowed = NUMBERS_PER_REFERENCE_NUMBER * named + SPARE_NUMBERS
+        shrink = min(1.0, (allowed / max(1, len(number_tokens(plain_chars(text))))) ** 2)
+        out.append(shrink * len(reached) / len(steps))
+    return out
+
+
+def solution_number_check(
+    completions: Sequence[Completion], style: Sequence[str], **_: Any
+) -> list[float | None]:
+    """1 if just a number stands where the answer must."""
+    out: list[float | None] = []
+    for text, name in zip(texts(completions), style, strict=True):
+        one = as_style(name)
+        if one not in (Style.TAGS, Style.HASH):
+            out.append(None)
+            continue
+        answer = placed_answer(text, one)
+        out.append(float(answer is not None and is_bare_number(answer)))
+    return out
+
+
+def boxed_correctness(
+    completions: Sequence[Completion], gold: Sequence[str], style: Sequence[str], **_: Any
+) -> list[float | None]:
+    """1 if the verdict on the answer is right."""
+    return verdict_rewards(completions, gold, style, strict=False)
+
+
+def boxed_format(completions: Sequence[Completion], **_: Any) -> list[float | None]:
+    """1 for exactly one \\boxed{} that is closed and not empty."""
+    return [float(has_single_box(text_of(completion))) for completion in completions]
+
+
+REWARDS: dict[str, RewardFunction] = {
+    "exact_check": exact_check,
+    "correctness_check": correctness_check,
+    "lenient_correctness_check": lenient_correctness_check,
+    "format_check": format_check,
+    "tag_check": tag_check,
+    "step_check": step_check,
+    "solution_number_check": solution_number_check,
+    "boxed_correctness": boxed_correctness,
+    "boxed_format": boxed_format,
+}
+
+DEFAULT_WEIGHTS_TAGS: dict[str, float] = {
+    "exact_check": 2.0,
+    "correctness_check": 1.0,
+    "lenient_correctness_check": 0.5,
+    "format_check": 0.5,
+    "tag_check": 1.0,
+    "step_check": 0.5,
+    "solution_number_check": 0.25,
+}
+DEFAULT_WEIGHTS_BOXED: dict[str, float] = {"boxed_correctness": 1.0, "boxed_format": 0.1}
+
+
+def resolve_rewards(weights: Mapping[str, float]) -> list[tuple[str, RewardFunction, float]]:
+    """(name, function, weight) of every reward named in `weights`, in its order.
+
+    A name with a colon, `package.module:function`, loads a function of the user's own. UserError
+    for a name that is not there, naming the nearest right one."""
+    return [(name, reward_named(name), float(weight)) for name, weight in weights.items()]
+
+
+def reward_named(name: str) -> RewardFunction:
+    """The reward function called `name`, or the one at a `module:function` path."""
+    if ":" in name:
+        return own_reward(name)
+    if name in REWARDS:
+        return REWARDS[name]
+    near = get_close_matches(name, REWARDS, n=1)
+    hint = f"did you mean '{near[0]}'?" if near else f"use one of {', '.join(REWARDS)}"
+    raise UserError(f"no reward is called '{name}': {hint} (your own: 'package.module:function')")
+
+
+def own_reward(path: str) -> RewardFunction:
+    """The function at `package.module:function`. UserError if it cannot be loaded."""
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise UserError(f"reward '{path}': cannot import {module_name} ({error})") from error
+    function = getattr(module, attribute, None)
+    if not callable(function):
+        near = get_close_matches(attribute, dir(module), n=1)
+        hint = f": did you mean '{near[0]}'?" if near else ""
+        raise UserError(f"reward '{path}': {module_name} has no function '{attribute}'{hint}")
+    return function
+
+
+def total_reward(rewards: Mapping[str, float | None], weights: Mapping[str, float]) -> float:
+    """The weighted sum of one completion's rewards; those that do not apply count as zero."""
+    return float(sum(Fraction(w) * Fraction(rewards[n] or 0.0) for n, w in weights.items()))
+
+
+__all__ = [
+    "DEFAULT_WEIGHTS_BOXED",
+    "DEFAULT_WEIGHTS_TAGS",
+    "REWARDS",
+    "RewardFunction",
+    "resolve_rewards",
+    "total_reward",
+]

@@ -1,0 +1,187 @@
+"""Equality of scalars by computer algebra. Runs only inside a worker process.
+
+math-verify parses `\\boxed{text}` (its LaTeX reader only: its expression reader evaluates Python).
+Constants are compared at high precision, expressions at fixed pseudo-random points of both
+signs; only what cannot be evaluated goes to math-verify's own comparison. No parsed object is
+turned into a string here: printing some of them never ends.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import re
+from functools import lru_cache
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.sets import FiniteSet
+from math_verify import LatexExtractionConfig, parse
+from math_verify import verify as engine_verify
+
+from ratchet.verifier.latex import too_complex
+from ratchet.verifier.numbers import Value
+from ratchet.verifier.structure import LocalScalars, last_place, squashed
+
+logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+
+CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
+DIGITS = 50
+AGREE = sympy.Float("1e-40")
+TINY = sympy.Float("1e-60")
+POINTS = 6
+LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+DECIMAL = re.compile(r"[-+ ]*[0-9,]*\.[0-9]+")
+
+
+class UnreadableError(Exception):
+    """The engine cannot parse a text; `text` is that text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.text = text
+
+
+class RefusedError(Exception):
+    """A text is not given to the engine; the message says why."""
+
+
+@lru_cache(maxsize=4096)
+def parsed(text: str) -> Any:
+    """The sympy object of cleaned `text`. Raises `UnreadableError` or `RefusedError`."""
+    trouble = too_complex(text)
+    if trouble is not None:
+        raise RefusedError(trouble)
+    found = parse(
+        "\\boxed{" + text + "}", CONFIG, fallback_mode="no_fallback", parsing_timeout=None
+    )
+    if not found:
+        raise UnreadableError(text)
+    return found[0]
+
+
+def scalar(text: str) -> Any:
+    """`text` as one sympy expression. Raises `UnreadableError` for a set, tuple or relation."""
+    value = parsed(text)
+    if not isinstance(value, sympy.Expr):
+        raise UnreadableError(text)
+    return value
+
+
+def points(symbols: list[Any]) -> list[dict[Any, Any]]:
+    """Fixed pseudo-random values of both signs for `symbols`; the first point is positive."""
+    rng = random.Random(20_240_229)
+    chosen = []
+    for number in range(POINTS):
+        point = {}
+        for symbol in symbols:
+            sign = 1 if number % 3 == 0 or rng.random() < 0.4 else -1
+            point[symbol] = sympy.Rational(sign * rng.randint(300, 4000), rng.randint(900, 1100))
+        chosen.append(point)
+    return chosen
+
+
+def number(expression: Any, point: dict[Any, Any]) -> Any | None:
+    """`expression` at `point` as a complex number of `DIGITS` digits, or None if undefined."""
+    value = sympy.N(expression.subs(point).doit(), DIGITS)
+    if not value.is_number or value.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
+        return None
+    real, imaginary = value.as_real_imag()
+    if not (real.is_Float or real.is_Rational) or not (imaginary.is_Float or imaginary.is_Rational):
+        return None
+    return value
+
+
+def same_number(one: Any, other: Any) -> bool | None:
+    """Whether two high-precision numbers are equal; None when both are too near zero to tell."""
+    size = max(abs(one), abs(other))
+    if size < TINY:
+        return True
+    difference = abs(one - other)
+    if size < AGREE and difference < size:
+        return None if difference < TINY else False
+    return bool(difference <= AGREE * size)
+
+
+def case_differs(gold: str, answer: str) -> bool:
+    """Whether a letter stands in one text only in the other case (r for R)."""
+    ones, others = ({m for m in LETTERS.findall(t) if len(m) == 1} for t in (gold, answer))
+    return any(letter.swapcase() in others for letter in ones - others)
+
+
+class EngineScalars(LocalScalars):
+    """`LocalScalars` that can answer every question."""
+
+    def symbolic(self, gold: str, answer: str) -> bool:
+        one, other = scalar(gold), scalar(answer)
+        if case_differs(gold, answer):
+            return False
+        if self.decimal_rounds(one, other, gold, answer):
+            return True
+        symbols = sorted(one.free_symbols | other.free_symbols, key=lambda s: s.name)
+        judged = 0
+        for point in points(symbols) if symbols else [{}]:
+            left, right = number(one, point), number(other, point)
+            if left is None and right is None:
+                continue
+            if left is None or right is None:
+                return False
+            same = same_number(left, right)
+            if same is False:
+                return False
+            judged += same is True
+        if judged >= (3 if symbols else 1):
+            return True
+        return bool(engine_verify([one], [other], timeout_seconds=None))
+
+    def decimal_rounds(self, one: Any, other: Any, gold: str, answer: str) -> bool:
+        """Whether one side is a decimal that rounds the other, an irrational constant."""
+        for decimal, exact, text in ((other, one, answer), (one, other, gold)):
+            if not DECIMAL.fullmatch(text) or DECIMAL.search(gold if text is answer else answer):
+                continue
+            unit = last_place(text)
+            if unit is None or exact.free_symbols:
+                continue
+            value = number(exact, {})
+            if value is not None and abs(value - decimal) < fraction(unit):
+                return True
+        return False
+
+    def proportion(self, gold: tuple[str, str], answer: tuple[str, str]) -> int:
+        one = scalar(gold[0]) - scalar(gold[1])
+        other = scalar(answer[0]) - scalar(answer[1])
+        if case_differs("".join(gold), "".join(answer)) or one.free_symbols != other.free_symbols:
+            return 0
+        symbols = sorted(one.free_symbols, key=lambda s: s.name)
+        ratio = None
+        judged = 0
+        for point in points(symbols):
+            left, right = number(one, point), number(other, point)
+            if left is None and right is None:
+                continue
+            if left is None or right is None or abs(left) < TINY or abs(right) < TINY:
+                return 0
+            if ratio is None:
+                ratio = left / right
+            elif same_number(left, ratio * right) is not True:
+                return 0
+            judged += 1
+        if ratio is None or judged < 3 or not ratio.is_real:
+            return 0
+        return 1 if ratio > 0 else -1
+
+    def same_set(self, gold: str, answer: str) -> bool:
+        one, other = parsed(gold), parsed(answer)
+        if not (isinstance(one, sympy.Set) and isinstance(other, sympy.Set)):
+            return False
+        if isinstance(one, FiniteSet) != isinstance(other, FiniteSet):
+            return False
+        return bool(engine_verify([one], [other], timeout_seconds=None))
+
+
+def fraction(value: Value) -> Any:
+    """An exact value as sympy has it."""
+    return sympy.Rational(value.numerator, value.denominator)
+
+
+__all__ = ["EngineScalars", "RefusedError", "UnreadableError", "squashed"]
