@@ -24,6 +24,7 @@ BY_VALUE = (
     "ratchet.plan",
     "ratchet.store",
     "tasks.context",
+    "tasks.manifests",
     "tasks.worker",
 )
 
