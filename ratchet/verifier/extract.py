@@ -32,7 +32,7 @@ WORKING_OPEN, WORKING_CLOSE = "<start_working_out>", "<end_working_out>"
 SOLUTION_OPEN, SOLUTION_CLOSE = "<SOLUTION>", "</SOLUTION>"
 TAGS = (WORKING_OPEN, WORKING_CLOSE, SOLUTION_OPEN, SOLUTION_CLOSE)
 
-BRACES = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])|\\.|[{}]", re.DOTALL)
+BRACES = re.compile(r"\\{1,3}(?:boxed|fbox)(?![A-Za-z])|\\.|[{}]", re.DOTALL)
 BARE_BOX = re.compile(r"\s+(-?[0-9](?:[0-9,]*[0-9])?(?:\.[0-9]+)?)(?![0-9A-Za-z^{/])")
 HEADING = re.compile(r"\s*(?:[^\W\d_]|$)")
 MAX_JOINT = 80
@@ -215,23 +215,21 @@ class Box:
 
 def boxes(text: str) -> list[Box]:
     """The outermost \\boxed{} and \\fbox{} in order. A box without braces takes a number.
-    The last box that is opened and never closed comes with content None."""
+    The last box that is opened and never closed comes with content None. A command whose
+    backslash was doubled counts; one that is only named in prose does not."""
     found: list[Box] = []
     stack: list[tuple[int, int]] = []  # (start of the box command or -1, position after "{")
     pending = -1  # a box command whose brace has not come yet
     for match in BRACES.finditer(text):
         token = match[0]
-        if token[:2] in ("\\b", "\\f") and len(token) > 2:
+        if token.endswith(("box", "boxed")):
             pending = match.start()
             bare = BARE_BOX.match(text, match.end())
             if bare and not any(start >= 0 for start, _ in stack):
                 found.append(Box(pending, bare.end(), bare[1]))
                 pending = -1
         elif token == "{":
-            is_box = pending >= 0 and text[pending : match.start()].rstrip() in (
-                "\\boxed",
-                "\\fbox",
-            )
+            is_box = pending >= 0 and is_box_command(text[pending : match.start()])
             stack.append((pending if is_box else -1, match.end()))
             pending = -1
         elif token == "}" and stack:
@@ -240,12 +238,17 @@ def boxes(text: str) -> list[Box]:
                 while found and found[-1].start > start:
                     found.pop()
                 found.append(Box(start, match.end(), text[inside : match.start()]))
-    if pending >= 0 and text[pending:].rstrip() not in ("\\boxed", "\\fbox"):
-        pending = -1  # the command named in prose
+    if pending >= 0 and not is_box_command(text[pending:]):
+        pending = -1
     opened = max([start for start, _ in stack] + [pending])
     if opened >= 0 and (not found or opened > found[-1].start):
         found.append(Box(opened, len(text), None))
     return found
+
+
+def is_box_command(text: str) -> bool:
+    """Whether `text` is a box command and white space."""
+    return text.rstrip().lstrip("\\") in ("boxed", "fbox")
 
 
 def joins(between_boxes: str) -> bool:

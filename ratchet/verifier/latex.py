@@ -108,13 +108,16 @@ NAMED = {
     "Bigg": "",
 }
 BRACES_KEPT = {"lbrace": "\\{", "rbrace": "\\}"}
-COMMAND = re.compile(r"\\(?:(left|right) *(\.)|([A-Za-z]+)|(! *)|([,;:> ])|\$|[()\[\]](?!\[))")
+COMMAND = re.compile(r"\\\\|\\(?:(left|right) *(\.)|([A-Za-z]+)|(! *)|([,;:> ])|\$|[()\[\]](?!\[))")
 DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}!,%$])")
 PLAIN_TEXT = re.compile(r"\\text\{ *([0-9][0-9.,]*|[A-Za-z]) *\}")
 PERCENT = re.compile(
     r"(?:\\?%|\\text\{ *(?:percent|percentage|pct|%) *\}|(?<=[0-9} ])(?:percentage|percent|pct)\b)"
 )
 RELATIONS = (("<=", "\\le "), (">=", "\\ge "), ("!=", "\\ne "), ("{,}", ","), ("\\text{,}", ","))
+PHANTOM = re.compile(r"\\[hv]?phantom *(?:\{[^{}]*\}|[^\\ ])")
+PREFIX = re.compile(r"(?:the )?(?:final )?answer(?: is)?(?: ?:| (?=[-0-9])) ?", re.IGNORECASE)
+EMPHASISED = re.compile(r"\*\*[^*]+\*\*")
 TRAILING = " .,;:\\~"
 
 
@@ -123,6 +126,8 @@ def rewritten(match: re.Match[str]) -> str:
     if match[2]:  # \left. and \right.
         return ""
     name = match[3]
+    if match[0] == "\\\\":  # a line break, as between the rows of a matrix
+        return match[0]
     if name is None:
         if match[4]:
             return ""
@@ -155,6 +160,17 @@ def braced(text: str, command: str, count: int) -> str:
             out.append("{" + braced(inner, command, count) + "}")
     out.append(text[at:])
     return "".join(out)
+
+
+def braced_powers(text: str) -> str:
+    """`text` with exponents in round brackets in braces: x^(n+1) → x^{n+1}."""
+    at = 0
+    while (at := text.find("^(", at)) >= 0:
+        end = closing(text, at + 1, "(", ")")
+        if end >= 0 and text[end + 1 : end + 2] != "^":
+            text = f"{text[: at + 1]}{{{text[at + 2 : end]}}}{text[end + 1 :]}"
+        at += 1
+    return text
 
 
 def taken_argument(text: str, at: int, round_brackets: bool) -> tuple[str, int] | None:
@@ -203,14 +219,15 @@ def clean(text: str) -> str:
     text = COMMAND.sub(rewritten, text)
     text = FONTS.sub(r"\\text", text).replace("~", " ")
     text = text.replace("\\text {", "\\text{")
+    text = PHANTOM.sub("", text)
     for old, new in RELATIONS:
         text = text.replace(old, new)
     text = text.replace("^{\\circ}", "^\\circ").replace("^ \\circ", "^\\circ")
     text = PERCENT.sub("%", PLAIN_TEXT.sub(r"\1", text))
     text = braced(braced(text, "\\frac", 2), "\\sqrt", 1)
-    if text.startswith("**") and text.endswith("**") and len(text) > 4:
-        text = text[2:-2]
-    text = text.replace("**", "^")
+    text = braced_powers(text.replace("**", "^") if not EMPHASISED.fullmatch(text) else text[2:-2])
+    prefix = PREFIX.match(text)
+    text = text[prefix.end() :] if prefix else text
     return " ".join(text.split()).rstrip(TRAILING)
 
 
@@ -301,6 +318,8 @@ def too_complex(text: str) -> str | None:
         return "an integral or limit that is not worked out"
     if exponent_trouble(text):
         return "an exponent tower or a huge exponent"
+    if re.search(r"[0-9][eE][-+]?[0-9]", text):
+        return "scientific notation beyond the cap or inside an expression"
     if counting_trouble(text):
         return "a huge factorial, binomial, sum or product"
     if re.search(r"[-+] *[-+] *[-+]", text):

@@ -64,6 +64,7 @@ WHOLE = re.compile(
     rf")(?P<rest>.*)",
     re.DOTALL,
 )
+EMPHASIS = re.compile(r"\*\*(?![0-9])|(?<![0-9])\*\*")
 UNIT_CHARS = re.compile(r"(?:[^\W\d_]|[°'./ \-²³€£¥₹¢]|(?<=[A-Za-z])\^?\{?[23]\}?(?![0-9]))*")
 UNIT_START = re.compile(r"[^\W\d_]|[°²³€£¥₹¢/(]")
 FRAC = re.compile(r"\\[dtc]?frac *(\{[^{}]*\}|[0-9]) *(\{[^{}]*\}|[0-9])")
@@ -109,7 +110,7 @@ def unwrap(text: str) -> str:
     text = text.strip()
     if text.startswith("\\boxed{") and text.endswith("}"):
         text = text[7:-1].strip()
-    text = text.replace("**", "").strip("`")
+    text = EMPHASIS.sub("", text).strip("`")
     if "\\" in text:
         text = re.sub(r"\\! *", "", text).replace("\\$", "").replace("\\%", "%")
         for mark in ("\\,", "\\;", "\\:", "\\ ", "\\(", "\\)", "\\[", "\\]"):

@@ -72,16 +72,20 @@ NAME = re.compile(
     r"|\\frac\{[A-Z]{1,3}\}\{[A-Z]{1,3}\}"
 )
 FUNCTIONS = re.compile(
-    r"\\?(?:sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|frac|pi|max|min|gcd|lcm|infty)(?![a-z])"
+    r"\\?(?:sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|pi|max|min|gcd|lcm|infty)(?![a-z])"
 )
 SIGN = re.compile(r"\\(?:le|ge|ne|in|approx|equiv|sim)(?![A-Za-z])|(?<![\\<>!])[=<>]")
 MATRIX = re.compile(
     r"(?:[\[(] *)?\\begin\{(?P<env>[pbB]?matrix|array)\}(?:\{[lcr| ]*\})?"
     r"(?P<body>.*?)\\end\{(?P=env)\}(?: *[\])])?"
 )
+AFTER_COMMA = re.compile(r"[,;] *(?:\\text\{ *,? *)?(?:and|or)? *\}?(?![A-Za-z])")
+CONJUNCTION = re.compile(r"\\text\{ *,? *(?:and|or) *,? *\}|(?<![A-Za-z\\])(?:and|or)(?![a-z])")
+GROUPED_RUN = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+")
 CLOSERS = {"(": ")", "[": "]", "\\{": "\\}"}
 FLIP = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
-BASE = re.compile(r"([0-9A-F]+)_\{? *([0-9]+) *\}?")
+BASE = re.compile(r"(-?)(?:\\text\{ *)?([0-9A-Z]+) *\}?_\{? *([0-9]+) *\}?")
+LETTERS = re.compile(r"\\text\{ *([A-Z](?:, *[A-Z])+) *\}")
 INFINITE = {"\\infty": 1, "+\\infty": 1, "-\\infty": -1}
 
 
@@ -112,14 +116,25 @@ def pieces(text: str, is_cut: Callable[[str, int], int]) -> list[str]:
 
 
 def list_cut(text: str, at: int) -> int:
-    """Length of a list separator at `at`: comma, semicolon, "and", "or"."""
+    """Length of a list separator at `at`: comma, semicolon, "and", "or". A comma inside a
+    properly grouped number is none."""
     if text[at] in ",;":
-        match = re.compile(r"[,;] *(?:\\text\{ *,? *)?(?:and|or)? *\}?(?![A-Za-z])").match(text, at)
+        if in_grouped_number(text, at):
+            return 0
+        match = AFTER_COMMA.match(text, at)
         return match.end() - at if match and match[0].strip(" ,;") else 1
-    match = re.compile(
-        r"\\text\{ *,? *(?:and|or) *,? *\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])"
-    ).match(text, at)
+    match = CONJUNCTION.match(text, at)
     return len(match[0]) if match else 0
+
+
+def in_grouped_number(text: str, at: int) -> bool:
+    """Whether the comma at `at` separates thousands."""
+    start, end = at, at
+    while start > 0 and (text[start - 1].isdigit() or text[start - 1] == ","):
+        start -= 1
+    while end < len(text) and (text[end].isdigit() or text[end] == ","):
+        end += 1
+    return GROUPED_RUN.fullmatch(text, start, end) is not None
 
 
 def listed(text: str) -> list[str]:
@@ -190,15 +205,15 @@ def plus_minus(text: str) -> tuple[str, str] | None:
 
 def shape_of(text: str) -> Shape:
     """Take one cleaned answer apart."""
-    text = group_braces(text)
-    if rational(text) is not None:
-        return Shape(Kind.SCALAR, text)
+    text = LETTERS.sub(r"\1", group_braces(text))
     whole = enclosed(text)
     if whole and whole[0] == "\\{\\}":
         return Shape(Kind.SET, text, tuple(expanded(listed(whole[1]))))
     if whole and len(items := pieces(whole[1], lambda t, at: int(t[at] in ",;"))) > 1:
         brackets = "()" if len(items) > 2 else whole[0]
         return Shape(Kind.TUPLE, text, tuple(items), brackets)
+    if rational(text) is not None:
+        return Shape(Kind.SCALAR, text)
     items = expanded(listed(text)) if not ordered_words(text) else [text]
     if len(items) > 1:
         return Shape(Kind.LIST, text, tuple(items))
@@ -209,7 +224,7 @@ def shape_of(text: str) -> Shape:
     if len(parts) > 1:
         return Shape(Kind.UNION, text, tuple(parts))
     matrix = MATRIX.fullmatch(text)
-    if matrix:
+    if matrix and "\\begin" not in matrix["body"]:
         rows = [row.split("&") for row in matrix["body"].strip().removesuffix("\\\\").split("\\\\")]
         cells = tuple(cell.strip() for row in rows for cell in row)
         return Shape(Kind.MATRIX, text, cells, " ".join(str(len(row)) for row in rows))
@@ -294,6 +309,10 @@ class LocalScalars:
         there is none."""
         raise UndecidedError
 
+    def same_matrix(self, gold: str, answer: str) -> bool:
+        """Whether two matrices, at least one written as a sum or product, are equal."""
+        raise UndecidedError
+
     def same_set(self, gold: str, answer: str) -> bool:
         """Whether two sets of numbers, written as unions, differences or ranges, are equal."""
         raise UndecidedError
@@ -303,7 +322,8 @@ def same_base(gold: re.Match[str] | None, answer: re.Match[str] | None) -> bool:
     """Whether two numerals with a base subscript are the same numeral."""
     if gold is None or answer is None:
         return False
-    return int(gold[2]) == int(answer[2]) and gold[1].lstrip("0") == answer[1].lstrip("0")
+    same_digits = gold[2].lstrip("0") == answer[2].lstrip("0")
+    return gold[1] == answer[1] and int(gold[3]) == int(answer[3]) and same_digits
 
 
 def values_agree(gold: Value, answer: Value, gold_text: str, answer_text: str) -> bool:
@@ -354,9 +374,12 @@ class Comparison:
         if squashed(gold) == squashed(answer):
             return True
         one, other = shape_of(gold), shape_of(answer)
+        collections = (Kind.LIST, Kind.SET)
+        if other.kind is Kind.LIST and one.kind not in collections:
+            return all(self.equal(gold, item) for item in other.items)  # one answer, said twice
         if Kind.RELATION in (one.kind, other.kind):
             return self.relations(one, other)
-        if one.kind in (Kind.LIST, Kind.SET) and other.kind in (Kind.LIST, Kind.SET):
+        if one.kind in collections and other.kind in collections:
             return self.unordered(one, other)
         if Kind.TEXT in (one.kind, other.kind):
             return self.texts(one, other)
@@ -366,10 +389,21 @@ class Comparison:
             return one.mark == other.mark and self.ordered(one.items, other.items)
         if one.kind is Kind.UNION:
             return self.matched(one.items, other.items) or self.scalars.same_set(gold, answer)
+        letters = choice(one.text, None), choice(other.text, None)
+        if None not in letters and max(len(one.text), len(other.text)) > 1:
+            return letters[0] == letters[1]
         return self.scalars.equal(one.text, other.text)
 
     def different_kinds(self, gold: Shape, answer: Shape) -> bool:
-        """Kinds differ, so the answer is wrong, except sets written in two ways."""
+        """Kinds differ, so the answer is wrong, except where one thing is written in two ways."""
+        if (
+            Kind.MATRIX in (gold.kind, answer.kind)
+            and "\\begin" in gold.text
+            and ("\\begin" in answer.text)
+        ):
+            return self.scalars.same_matrix(gold.text, answer.text)
+        if gold.kind in (Kind.LIST, Kind.SET) and re.fullmatch(r"[0-9,]+", answer.text):
+            return self.matched(gold.items, tuple(answer.text.split(",")))
         if Kind.UNION in (gold.kind, answer.kind) and Kind.LIST not in (gold.kind, answer.kind):
             return self.scalars.same_set(gold.text, answer.text)
         return False
@@ -390,10 +424,12 @@ class Comparison:
         return True
 
     def unordered(self, gold: Shape, answer: Shape) -> bool:
-        """Lists keep their repetitions; a set on either side drops them."""
+        """Sets drop repetitions; a list keeps those of the gold answer."""
         ones, others = list(gold.items), list(answer.items)
         if Kind.SET in (gold.kind, answer.kind):
-            ones, others = self.distinct(ones), self.distinct(others)
+            ones = self.distinct(ones)
+        if len(self.distinct(ones)) == len(ones):
+            others = self.distinct(others)
         return self.matched(tuple(ones), tuple(others))
 
     def distinct(self, items: list[str]) -> list[str]:
@@ -463,6 +499,8 @@ class Comparison:
             if other is not None:
                 return self.equal(gold.text, other[1])
             return self.true_chain(gold, answer)
+        if answer.mark == "\\in" and as_range(gold) is not None:
+            answer = shape_of(answer.items[1])
         if answer.kind is not Kind.RELATION:
             if one is not None:
                 return self.equal(one[1], answer.text)
@@ -527,7 +565,7 @@ def is_name(text: str) -> bool:
     after it gives its value."""
     whole = enclosed(text)
     if whole and whole[0] == "()":
-        return all(is_name(item) for item in whole[1].split(","))
+        return all(is_name(item.strip()) for item in whole[1].split(","))
     return NAME.fullmatch(text) is not None and not FUNCTIONS.search(text)
 
 

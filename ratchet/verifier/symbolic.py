@@ -15,23 +15,38 @@ from functools import lru_cache
 from typing import Any
 
 import sympy
+from latex2sympy2_extended import NormalizationConfig
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import LatexExtractionConfig, parse
 from math_verify import verify as engine_verify
 
 from ratchet.verifier.latex import too_complex
 from ratchet.verifier.numbers import Value
-from ratchet.verifier.structure import LocalScalars, last_place, squashed
+from ratchet.verifier.structure import LocalScalars, last_place
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
-CONFIG = [LatexExtractionConfig(boxed_match_priority=0)]
+# All of math-verify's own rewriting is off: its unit list eats trailing letters (a + b + c), it
+# drops primes, and `latex.clean` has already made one spelling.
+PLAIN = NormalizationConfig(
+    basic_latex=False, units=False, malformed_operators=False, nits=False, boxed="last"
+)
+CONFIG = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=PLAIN)]
 DIGITS = 50
 AGREE = sympy.Float("1e-40")
 TINY = sympy.Float("1e-60")
 POINTS = 6
 LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
+DEGREES = re.compile(r"([0-9.]+) *\^\\circ")
+DECIMAL_IN_TEXT = re.compile(r"(\^ *)?(?<![0-9.,])([0-9]*)\.([0-9]+)(?![0-9.,])")
 DECIMAL = re.compile(r"[-+ ]*[0-9,]*\.[0-9]+")
+
+
+def as_fraction(match: re.Match[str]) -> str:
+    """A decimal as an exact fraction: the engine's own decimals carry 15 digits."""
+    power, whole, places = match[1], match[2], match[3]
+    fraction = f"\\frac{{{int(whole + places)}}}{{{10 ** len(places)}}}"
+    return f"^{{{fraction}}}" if power else fraction
 
 
 class UnreadableError(Exception):
@@ -52,8 +67,9 @@ def parsed(text: str) -> Any:
     trouble = too_complex(text)
     if trouble is not None:
         raise RefusedError(trouble)
+    exact = DECIMAL_IN_TEXT.sub(as_fraction, DEGREES.sub(r"(\1\\cdot\\frac{\\pi}{180})", text))
     found = parse(
-        "\\boxed{" + text + "}", CONFIG, fallback_mode="no_fallback", parsing_timeout=None
+        "\\boxed{" + exact + "}", CONFIG, fallback_mode="no_fallback", parsing_timeout=None
     )
     if not found:
         raise UnreadableError(text)
@@ -118,6 +134,10 @@ class EngineScalars(LocalScalars):
             return False
         if self.decimal_rounds(one, other, gold, answer):
             return True
+        return self.same_value(one, other)
+
+    def same_value(self, one: Any, other: Any) -> bool:
+        """Whether two expressions have the same value at every point tried."""
         symbols = sorted(one.free_symbols | other.free_symbols, key=lambda s: s.name)
         judged = 0
         for point in points(symbols) if symbols else [{}]:
@@ -178,10 +198,16 @@ class EngineScalars(LocalScalars):
             return False
         return bool(engine_verify([one], [other], timeout_seconds=None))
 
+    def same_matrix(self, gold: str, answer: str) -> bool:
+        one, other = parsed(gold).doit(), parsed(answer).doit()
+        if not (isinstance(one, sympy.MatrixBase) and isinstance(other, sympy.MatrixBase)):
+            return False
+        return one.shape == other.shape and all(
+            self.same_value(left, right)
+            for left, right in zip(one.flat(), other.flat(), strict=True)
+        )
+
 
 def fraction(value: Value) -> Any:
     """An exact value as sympy has it."""
     return sympy.Rational(value.numerator, value.denominator)
-
-
-__all__ = ["EngineScalars", "RefusedError", "UnreadableError", "squashed"]

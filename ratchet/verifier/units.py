@@ -57,6 +57,7 @@ NOT_UNITS = set(
     through thousand million billion hundred dozen half""".split()  # noqa: SIM905
 )
 POWER = r"(?:\^\{?([23])\}?)?"
+TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 TEXT_UNIT = re.compile(rf"(?<=[0-9A-Za-z}})]) *\\text\{{([^{{}}]*)\}} *{POWER}\.?$")
 WORD_UNIT = re.compile(rf"(?<=[0-9}})]) *([A-Za-z][A-Za-z/. ]*) *{POWER}\.?$")
 
@@ -76,7 +77,7 @@ def split_unit(text: str) -> tuple[str, str | None]:
     """(cleaned text without its unit, name of the unit or None)."""
     if text.endswith("%"):
         return text[:-1].rstrip(" \\"), "percent"
-    if text.endswith("^\\circ") and len(text) > 6:
+    if text.endswith("^\\circ") and len(text) > 6 and not TRIGONOMETRIC.search(text):
         return text[:-6].rstrip(), "degree"
     match = TEXT_UNIT.search(text)
     if match:
