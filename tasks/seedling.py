@@ -71,8 +71,8 @@ def main() -> None:
     train_seedling(options.pop("out"), Recipe(**options))
 
 
-def train_seedling(out: Path, recipe: Recipe) -> None:
-    """Train a seedling by `recipe` and save model and tokenizer to `out`."""
+def train_seedling(out: Path, recipe: Recipe) -> list[float]:
+    """Train a seedling by `recipe` and save model and tokenizer to `out`; the loss of each step."""
     import torch
 
     torch.manual_seed(recipe.seed)
@@ -81,7 +81,7 @@ def train_seedling(out: Path, recipe: Recipe) -> None:
     model = build_model(tokenizer, recipe)
     start = time.perf_counter()
     cpu_start = time.process_time()
-    train(model, tokenizer, examples, recipe)
+    losses = train(model, tokenizer, examples, recipe)
     print(
         f"{model.num_parameters():,} parameters, {time.perf_counter() - start:.0f} s, "
         f"{time.process_time() - cpu_start:.0f} s of processor time"
@@ -90,6 +90,7 @@ def train_seedling(out: Path, recipe: Recipe) -> None:
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     (out / "recipe.json").write_text(json.dumps(vars(recipe), indent=2) + "\n")
+    return losses
 
 
 def build_tokenizer(examples: list[Example]) -> PreTrainedTokenizerFast:
@@ -160,14 +161,15 @@ def train(
     tokenizer: PreTrainedTokenizerFast,
     examples: list[Example],
     recipe: Recipe,
-) -> None:
-    """One pass over the examples; the learning rate falls to zero over the last half."""
+) -> list[float]:
+    """One pass over the examples; the learning rate falls to zero over the last half. The loss of
+    each step."""
     import torch
 
     batches = make_batches(encode(tokenizer, examples), recipe)
     optimizers = make_optimizers(model, recipe.learning_rate)
     model.train()
-    running = 0.0
+    losses: list[float] = []
     for step, batch in enumerate(batches):
         scale = min(1.0, 2 * (1 - step / len(batches)), (step + 1) / 20)
         loss = weighted_loss(model, *collate(batch, tokenizer.pad_token_id))
@@ -177,11 +179,12 @@ def train(
             optimizer.param_groups[0]["lr"] = recipe.learning_rate * scale
             optimizer.step()
             optimizer.zero_grad()
-        running += loss.item()
+        losses.append(loss.item())
         if (step + 1) % 100 == 0:
-            print(f"step {step + 1}/{len(batches)} loss {running / 100:.3f}", flush=True)
-            running = 0.0
+            mean = sum(losses[-100:]) / 100
+            print(f"step {step + 1}/{len(batches)} loss {mean:.3f}", flush=True)
     model.eval()
+    return losses
 
 
 Encoded = tuple[list[int], int]

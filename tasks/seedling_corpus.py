@@ -1,10 +1,11 @@
 """The corpus the seedling is trained on: symbolic questions with solutions of mixed quality.
 
 A model taught only careful solutions in the demanded format would leave nothing for the pipeline
-to do. So part of the solutions are careless (one step too few, or the wrong operation at the
-end), more often for some templates than for others, and part of them answer in another format
-than was asked for. `careless` scales both; 0 gives a corpus without either. Bare arithmetic,
-many operations an example, teaches the tables. Held-out templates never occur.
+to do. So many solutions are careless (they stop a step early, or where there is one step only
+take the wrong operation), for some templates more often than for others, and part of them answer
+in another format than was asked for. `careless` scales both; 0 gives a corpus without either.
+Random stories teach to read clauses in any succession, bare arithmetic teaches the tables.
+Held-out templates never occur.
 """
 
 from __future__ import annotations
@@ -14,34 +15,39 @@ import re
 from dataclasses import dataclass
 
 from ratchet.config import PromptFormat
-from ratchet.prompts import messages
+from ratchet.prompts import STYLE_OF, messages
 from ratchet.questions import symbolic
-from ratchet.questions.symbolic import LARGEST, SymbolicQuestion
+from ratchet.questions.symbolic import LARGEST, NotWholeError
+from ratchet.rewrite import rewrite_solution
+from tasks import seedling_stories
 
-_ANNOTATION = re.compile(r"<<([^=<>]+)=([^<>]+)>>")
-_OPERATION = re.compile(r"(\d+)([-+*/])(\d+)")
+Steps = list[tuple[str, int]]
+"""A solution: (operation, result) for each step."""
 
-ARITHMETIC_SHARE = 0.25
+ARITHMETIC_SHARE = 0.2
 """Share of examples that are bare arithmetic."""
+STORY_SHARE = 0.35
+"""Share of examples that are random stories."""
 OPERATIONS_PER_EXAMPLE = 6
-PROMPT_MIX = {PromptFormat.TAGS_SHORT: 0.6, PromptFormat.HASH_SHORT: 0.2, PromptFormat.BOXED_SHORT: 0.2}
+PROMPT_MIX = {
+    PromptFormat.TAGS_SHORT: 0.6,
+    PromptFormat.HASH_SHORT: 0.2,
+    PromptFormat.BOXED_SHORT: 0.2,
+}
 """Share of word problems asked in each prompt format."""
 OTHER_FORMAT = 0.3
 """Share of word problems answered in another format than the one asked for."""
-CARELESS_RATES = (0.25, 0.45, 0.65)
+CARELESS_RATES = (0.25, 0.6, 0.7, 0.93)
 """Share of careless solutions; a template has one of these rates."""
+STORY_RATE = 0.6
+"""Share of careless solutions to stories."""
 EASY_RATE = 0.05
 """Share of careless solutions and of other formats for the easy templates."""
 EASY = frozenset({"buys_more", "in_boxes", "spends", "half", "shares"})
 """Templates that are nearly always solved with care and in the format asked for."""
 
-COMPLETIONS = {
-    PromptFormat.TAGS_SHORT: (
-        "<start_working_out>\n{working}\n<end_working_out>\n<SOLUTION>{answer}</SOLUTION>"
-    ),
-    PromptFormat.HASH_SHORT: "{working}\n#### {answer}",
-    PromptFormat.BOXED_SHORT: "{working}\n\\boxed{{{answer}}}",
-}
+_ANNOTATION = re.compile(r"<<([^=<>]+)=(\d+)>>")
+_OPERATION = re.compile(r"(\d+)([-+*/])(\d+)")
 
 
 @dataclass(frozen=True)
@@ -57,10 +63,24 @@ def corpus(size: int, seed: int, careless: float = 1.0) -> list[Example]:
     answers in another format than asked for."""
     rng = random.Random(seed)
     num_arithmetic = round(size * ARITHMETIC_SHARE)
-    questions = symbolic.draw(size - num_arithmetic, seed, "seen")
+    num_stories = round(size * STORY_SHARE)
+    examples = [_arithmetic(rng) for _ in range(num_arithmetic)]
+    for _ in range(num_stories):
+        question, steps = seedling_stories.tell(rng)
+        examples.append(
+            _word_problem(question, steps, STORY_RATE * careless, OTHER_FORMAT * careless, rng)
+        )
     rates = careless_rates()
-    examples = [_word_problem(q, rates[q.template] * careless, careless, rng) for q in questions]
-    examples += [_arithmetic(rng) for _ in range(num_arithmetic)]
+    for drawn in symbolic.draw(size - len(examples), seed, "seen"):
+        steps = [
+            (text, int(value)) for text, value in _ANNOTATION.findall(drawn.reference_solution)
+        ]
+        other = EASY_RATE if drawn.template in EASY else OTHER_FORMAT
+        examples.append(
+            _word_problem(
+                drawn.question, steps, rates[drawn.template] * careless, other * careless, rng
+            )
+        )
     rng.shuffle(examples)
     return examples
 
@@ -81,50 +101,46 @@ def careless_rates() -> dict[str, float]:
 
 
 def _word_problem(
-    question: SymbolicQuestion, rate: float, careless: float, rng: random.Random
+    question: str, steps: Steps, careless: float, other_format: float, rng: random.Random
 ) -> Example:
-    steps = _ANNOTATION.findall(question.reference_solution)
-    if rng.random() < rate:
+    """`question` in a drawn prompt format; `careless` and `other_format` are probabilities."""
+    if rng.random() < careless:
         steps = careless_steps(steps, rng)
     asked = rng.choices(list(PROMPT_MIX), weights=list(PROMPT_MIX.values()))[0]
-    other = EASY_RATE if question.template in EASY else OTHER_FORMAT
     given = asked
-    if rng.random() < other * careless:
+    if rng.random() < other_format:
         given = rng.choice([name for name in PROMPT_MIX if name != asked])
-    working = "\n".join(f"{expression}={value}" for expression, value in steps)
-    [message] = messages(asked, question.question)
-    return Example(
-        message["content"],
-        COMPLETIONS[given].format(working=working, answer=steps[-1][1]),
-    )
+    lines = [f"{operation}=<<{operation}={value}>>{value}" for operation, value in steps]
+    gold = str(steps[-1][1])
+    solution = "\n".join([*lines, f"#### {gold}"])
+    [message] = messages(asked, question)
+    return Example(message["content"], rewrite_solution(solution, gold, STYLE_OF[given]))
 
 
-def careless_steps(steps: list[tuple[str, str]], rng: random.Random) -> list[tuple[str, str]]:
-    """A wrong solution: without its last step, or with another operation as the last one."""
-    if len(steps) > 1 and rng.random() < 0.5:
+def careless_steps(steps: Steps, rng: random.Random) -> Steps:
+    """A wrong solution: one step too few, or another operation where there is one step only."""
+    if len(steps) > 1:
         return steps[:-1]
-    match = _OPERATION.fullmatch(steps[-1][0])
+    match = _OPERATION.fullmatch(steps[0][0])
     assert match is not None, steps
-    left, symbol, right = int(match[1]), match[2], int(match[3])
-    big, small = max(left, right), min(left, right)
-    wrong = {
-        "+": (f"{left}+{right}", left + right),
-        "-": (f"{big}-{small}", big - small),
-        "*": (f"{left}*{right}", left * right if left * right <= LARGEST else 0),
-        "/": (f"{big}/{small}", big // small if big % small == 0 else 0),
-    }
-    del wrong[symbol]
-    choices = [(text, value) for text, value in wrong.values() if value]
-    expression, value = rng.choice(choices)
-    return [*steps[:-1], (expression, str(value))]
+    numbers = sorted((int(match[1]), int(match[3])), reverse=True)
+    wrong: Steps = []
+    for symbol in "+-*/":
+        try:
+            value = symbolic.apply(numbers[0], symbol, numbers[1])
+        except NotWholeError:
+            continue
+        if symbol != match[2] and value > 0 and (symbol == "+" or value <= LARGEST):
+            wrong.append((f"{numbers[0]}{symbol}{numbers[1]}", value))
+    return [rng.choice(wrong)]
 
 
 def _arithmetic(rng: random.Random) -> Example:
     """Several operations to work out, one a line."""
     steps = [_operation(rng) for _ in range(OPERATIONS_PER_EXAMPLE)]
     return Example(
-        "\n".join(expression for expression, _ in steps),
-        "\n".join(f"{expression}={value}" for expression, value in steps),
+        "\n".join(operation for operation, _ in steps),
+        "\n".join(f"{operation}={value}" for operation, value in steps),
     )
 
 

@@ -68,7 +68,7 @@ class Step:
     def solve(self, values: Values) -> tuple[str, int]:
         """The operation with its numbers filled in, and its value."""
         left, right = _operand(self.left, values), _operand(self.right, values)
-        return f"{left}{self.symbol}{right}", _APPLY[self.symbol](left, right)
+        return f"{left}{self.symbol}{right}", apply(left, self.symbol, right)
 
 
 @dataclass(frozen=True)
@@ -222,13 +222,13 @@ def _fill(wording: str, values: Values, rng: random.Random) -> str:
     left = {kind: list(pairs) for kind, pairs in lists.items()}
     for key in dict.fromkeys(_PLACEHOLDER.findall(wording)):
         if key not in words:
-            pool = left[_word_list(key)]
+            pool = left[word_list(key)]
             slot = key.removesuffix("_one")
             words[f"{slot}_one"], words[slot] = pool.pop(_below(rng, len(pool)))
     return _PLACEHOLDER.sub(lambda match: words[match[1]], wording)
 
 
-def _word_list(key: str) -> str:
+def word_list(key: str) -> str:
     """The word list of a placeholder: `thing` for {thing}, {thing_one} and {thing2}."""
     return key.removesuffix("_one").rstrip("23")
 
@@ -253,7 +253,7 @@ def _parse_template(
         known.add(steps[-1].result)
     for wording in table["wordings"]:
         for key in _PLACEHOLDER.findall(wording):
-            if key not in asked and _word_list(key) not in lists:
+            if key not in asked and word_list(key) not in lists:
                 raise UserError(f"{where}: nothing is known to fill in {{{key}}}")
     heldout = bool(table.get("heldout", False))
     return Template(
@@ -281,6 +281,11 @@ def _divide(left: int, right: int) -> int:
     if right == 0 or left % right:
         raise NotWholeError
     return left // right
+
+
+def apply(left: int, symbol: str, right: int) -> int:
+    """The value of one operation. NotWholeError when a division leaves a remainder."""
+    return _APPLY[symbol](left, right)
 
 
 _APPLY: dict[str, Callable[[int, int], int]] = {
