@@ -1,0 +1,198 @@
+"""Figures of the comparison and of the samples drawn before training."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ratchet.report.figures import (
+    ARM_COLOURS,
+    BASE,
+    INK,
+    PAPER,
+    RL,
+    SECOND,
+    Chart,
+    as_percent,
+    drawing,
+    quiet,
+    to_svg,
+)
+from ratchet.report.gather import Gathered, Row
+from ratchet.report.words import count, percent, points
+from ratchet.verdict import direction
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+ROW_INCHES = 0.3
+
+
+def _gain_title(rows: list[Row], confidence: float) -> str:
+    """What the differences on whole benchmarks say."""
+    said = []
+    for row in (row for row in rows if row["band"] == "all"):
+        moved = direction(row, confidence)
+        size = f"{points(row['difference'])} points on {row['benchmark']}"
+        said.append(size if moved else f"{size} (inside the noise)")
+    return "Strict accuracy: " + ", ".join(said)
+
+
+def _whisker(axes: Axes, y: float, row: Row, colour: str, filled: bool, size: float) -> None:
+    low, value, high = (100 * row[name] for name in ("ci_low", "difference", "ci_high"))
+    axes.plot([low, high], [y, y], color=colour, linewidth=1.6, zorder=2)
+    axes.plot(
+        [value],
+        [y],
+        "o",
+        color=colour,
+        markerfacecolor=colour if filled else PAPER,
+        markersize=size,
+        markeredgewidth=1.4,
+        zorder=3,
+    )
+
+
+def forest(data: Gathered) -> Chart:
+    """Differences of the last arm against the first, by benchmark and band."""
+    first, last = data.arms[0], data.arms[-1]
+    strict = data.pair_rows(first, last, "strict")
+    lenient = data.pair_rows(first, last, "lenient")
+    labels, gaps, position = [], [], 0.0
+    for row in strict:
+        position += 1.0 if row["band"] != "all" else 1.35
+        whole = row["band"] == "all"
+        labels.append(row["benchmark"] if whole else f"{row['band']}  (n={row['num_questions']})")
+        gaps.append(position)
+    with drawing(0.8 + ROW_INCHES * position) as (figure, axes):
+        axes.axvline(0, color=INK, linewidth=1.0, zorder=1)
+        for y, a, b in zip(gaps, strict, lenient, strict=True):
+            size = 6.5 if a["band"] == "all" else 4.5
+            _whisker(axes, y - 0.16, a, RL, True, size)
+            _whisker(axes, y + 0.16, b, SECOND, False, size)
+        axes.set_yticks(gaps, labels)
+        for label, row in zip(axes.get_yticklabels(), strict, strict=True):
+            if row["band"] == "all":
+                label.set(color=INK, weight="bold")
+        axes.set_ylim(position + 0.7, 0.5)
+        axes.set_xlabel("difference in percentage points")
+        quiet(axes, grid="x")
+        svg = to_svg(figure, "forest")
+    caption = (
+        f"{data.arm_name(last)} minus {data.arm_name(first)}, greedy answers, with paired "
+        f"{percent(data.confidence, 0)} bootstrap intervals. Filled: strict (right and in the "
+        "demanded format). Open: lenient (right in any format, so maths alone)."
+    )
+    return Chart(_gain_title(strict, data.confidence), svg, caption)
+
+
+def by_band(data: Gathered) -> Chart | None:
+    """Strict accuracy of every arm by band of the first benchmark; None without bands."""
+    benchmark = data.benchmarks[0]
+    rows = [
+        row
+        for row in data.summary["arms"]
+        if row["benchmark"] == benchmark and row["decoding"] == "greedy" and row["band"] != "all"
+    ]
+    if not rows:
+        return None
+    bands = list(dict.fromkeys(row["band"] for row in rows))
+    with drawing(2.9) as (figure, axes):
+        for position, arm in enumerate(data.arms):
+            mine = {row["band"]: row for row in rows if row["arm"] == arm}
+            shift = 0.14 * (position - (len(data.arms) - 1) / 2)
+            x = [bands.index(band) + shift for band in mine]
+            y = [row["strict"] for row in mine.values()]
+            low = [row["strict"] - row["strict_low"] for row in mine.values()]
+            high = [row["strict_high"] - row["strict"] for row in mine.values()]
+            colour = ARM_COLOURS.get(arm, SECOND)
+            axes.errorbar(
+                x, y, [low, high], fmt="o", color=colour, markersize=5, linewidth=1.4,
+                label=data.arm_name(arm),
+            )  # fmt: skip
+        axes.set_xticks(range(len(bands)), bands)
+        axes.set_xlabel(f"difficulty band of {benchmark}")
+        axes.set_ylim(-0.02, 1.02)
+        as_percent(axes.yaxis)
+        quiet(axes)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=4, handletextpad=0.2)
+        svg = to_svg(figure, "bands")
+    gains = [
+        (row["difference"], row["band"])
+        for row in data.pair_rows(data.arms[0], data.arms[-1], "strict")
+        if row["benchmark"] == benchmark and row["band"] != "all"
+    ]
+    (most, where), (least, elsewhere) = max(gains), min(gains)
+    title = (
+        f"The largest gain on {benchmark} is in band {where} ({points(most)} points), the smallest "
+        f"in band {elsewhere} ({points(least)})"
+    )
+    caption = f"Strict accuracy, greedy, with {percent(data.confidence, 0)} Wilson intervals."
+    return Chart(title, svg, caption)
+
+
+def pass_rates(data: Gathered) -> Chart:
+    """Histogram of pass rates before training, strict and lenient."""
+    found: dict[str, Any] = data.selection["headroom"]
+    k = found["k"]
+    strict, lenient = found["histogram_strict"], found["histogram_lenient"]
+    x = range(k + 1)
+    with drawing(2.9) as (figure, axes):
+        axes.bar([i - 0.2 for i in x], strict, 0.38, color=BASE, label="strict")
+        axes.bar([i + 0.2 for i in x], lenient, 0.38, color=RL, label="lenient")
+        shown = [i for i in x if k <= 8 or i % (k // 4) == 0]
+        axes.set_xticks(shown, [f"{i}/{k}" for i in shown])
+        axes.set_xlabel(f"right answers among {k} samples of a question")
+        axes.set_ylabel("questions")
+        axes.legend(loc="upper right")
+        quiet(axes)
+        svg = to_svg(figure, "pass-rates")
+    wrong_strict = found["buckets_strict"]["always_wrong"]
+    wrong = found["buckets_lenient"]["always_wrong"]
+    title = (
+        f"{wrong_strict:,} of {found['num_questions']:,} questions look always wrong; "
+        f"{wrong_strict - wrong:,} of them fail by format alone"
+        if wrong_strict
+        else f"No question of {found['num_questions']:,} is always wrong"
+    )
+    caption = (
+        f"Questions by the share of {k} samples that are right, before training. Strict asks for "
+        "the exact format as well."
+    )
+    return Chart(title, svg, caption)
+
+
+def use_of_tokens(data: Gathered) -> Chart | None:
+    """Useful and wasted tokens of both phases as stacked bars; None when nothing was sampled."""
+    phases = list(dict.fromkeys(entry.phase for entry in data.ledger))
+    if not phases:
+        return None
+    useful = {
+        phase: sum(e.share for e in data.ledger if e.phase == phase and e.useful)
+        for phase in phases
+    }
+    with drawing(0.7 + 0.45 * len(phases)) as (figure, axes):
+        for y, phase in enumerate(phases):
+            axes.barh(y, useful[phase], 0.55, color=RL)
+            axes.barh(y, 1 - useful[phase], 0.55, left=useful[phase], color=BASE)
+            inside = useful[phase] > 0.12
+            axes.text(
+                useful[phase] - 0.015 if inside else useful[phase] + 0.015,
+                y,
+                percent(useful[phase], 0),
+                va="center",
+                ha="right" if inside else "left",
+                color=PAPER,
+                weight="bold",
+            )
+        axes.set_yticks(range(len(phases)), phases)
+        axes.tick_params(axis="y", labelcolor=INK)
+        axes.set_ylim(len(phases) - 0.5, -0.5)
+        axes.set_xlim(0, 1)
+        as_percent(axes.xaxis)
+        quiet(axes, grid="x")
+        axes.grid(visible=False)
+        svg = to_svg(figure, "tokens")
+    phase = phases[-1]
+    total = sum(entry.tokens for entry in data.ledger if entry.phase == phase)
+    title = f"{percent(useful[phase], 0)} of the {count(total)} tokens of the {phase} were of use"
+    return Chart(title, svg, "Coloured: tokens that taught something. Grey: the headings below.")

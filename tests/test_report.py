@@ -1,0 +1,256 @@
+"""The report of a simulated run: its numbers, its parts, and what it must never do."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from made_up import context
+from made_up_run import HOSTILE, make_run
+
+from ratchet.config import EvaluateConfig
+from ratchet.report import curves
+from ratchet.report.figures import VARIABLES, smooth
+from ratchet.report.gather import DriftGuard, gather
+from ratchet.report.ledger import grpo_ledger, live_rows, presample_ledger
+from ratchet.report.render import render
+from ratchet.report.words import count, duration, p_value, percent, small
+from ratchet.stats import wilson
+from ratchet.store.store import Artifact
+from ratchet.verdict import points
+from tasks import report as stage
+
+GUARD = DriftGuard(baseline_steps=3, factor=10.0, floor=1e-3)
+
+
+class Page(HTMLParser):
+    """Text of table cells by row, all text, and every address an element points at."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.rows: list[list[str]] = []
+        self.addresses: list[str] = []
+        self.tags: set[str] = set()
+        self.text: list[str] = []
+        self._inside = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self._inside = tag
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+        names = ("src", "href", "xlink:href", "action", "data", "srcset", "poster")
+        self.addresses += [value or "" for name, value in attributes if name in names]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "style":
+            return
+        self.text.append(data)
+        if self.rows and self.rows[-1]:
+            self.rows[-1][-1] += data
+
+    def row(self, *starts: str) -> list[str]:
+        """The first row whose cells begin so, white space squeezed."""
+        for row in self.rows:
+            cells = [" ".join(cell.split()) for cell in row]
+            if cells[: len(starts)] == list(starts):
+                return cells
+        raise AssertionError(f"no row {starts}")
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Artifact]:
+    return make_run(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def html(nodes: dict[str, Artifact], tmp_path_factory: pytest.TempPathFactory) -> str:
+    ctx = context(tmp_path_factory.mktemp("report"), nodes)
+    result = stage.run(ctx, evaluate=EvaluateConfig())
+    text = (ctx.out_dir / "report.html").read_text(encoding="utf-8")
+    assert result.summary["verdict"] == nodes["compare"].manifest.summary["verdict"]
+    assert result.summary["num_bytes"] == len(text.encode()) < 5_000_000
+    return text
+
+
+def test_the_tables_hold_the_numbers_of_the_comparison(
+    html: str, nodes: dict[str, Artifact]
+) -> None:
+    page = Page(html)
+    eval_rows = nodes["evaluate.baseline"].table("eval").to_pylist()
+    mine = [row for row in eval_rows if row["benchmark"] == "symbolic"]
+    right = sum(row["strict"] for row in mine)
+    low, high = wilson(right, len(mine))
+    shown = page.row("symbolic", "baseline")
+    assert shown[2] == f"{percent(right / len(mine))} {percent(low)} to {percent(high)}"
+    cut = sum(row["truncated"] for row in mine) / len(mine)
+    assert shown[5] == percent(cut)
+
+    compared = nodes["compare"].table("comparison").to_pylist()
+    strict, lenient = (
+        next(
+            row
+            for row in compared
+            if (row["metric"], row["band"], row["benchmark"]) == (metric, "all", "symbolic")
+            and (row["arm_a"], row["arm_b"]) == ("baseline", "rl")
+        )
+        for metric in ("strict", "lenient")
+    )
+    shown = page.row("", "baseline → after RL")
+    low, high = points(strict["ci_low"]), points(strict["ci_high"])
+    assert shown[3] == f"{points(strict['difference'])} {low} to {high}"
+    assert shown[5:7] == [str(strict["gained"]), str(strict["lost"])]
+    assert shown[7].startswith(points(lenient["difference"]))
+    assert f"{percent(strict['value_a'])} → {percent(strict['value_b'])} on symbolic" in html
+
+
+def test_the_head_says_the_verdict_and_every_benchmark(
+    html: str, nodes: dict[str, Artifact]
+) -> None:
+    first, second = nodes["compare"].manifest.summary["verdicts"]
+    text = " ".join(" ".join(Page(html).text).split())
+    assert text.index(first["outcome"].capitalize()) < text.index("What was gained")
+    for note in first["notes"]:
+        assert note[1:] in text
+    assert second["sentence"][1:] in text
+
+
+def test_completions_stay_text(html: str) -> None:
+    page = Page(html)
+    assert not {"script", "img", "iframe", "link", "object", "embed"} & page.tags
+    assert HOSTILE in "".join(page.text)  # every character, line break included
+    assert "<strong>" not in html
+
+
+def test_nothing_is_loaded_from_anywhere(html: str) -> None:
+    page = Page(html)
+    assert page.addresses
+    assert all(address.startswith("#") for address in page.addresses)
+    style = html[html.index("<style>") : html.index("</style>")]
+    assert not re.search(r"@import|url\((?!#)", style)
+    assert "http://" not in html
+    assert "https://" not in html
+
+
+def test_figures_follow_the_theme_and_ids_are_unique(html: str) -> None:
+    assert html.count("<svg") >= 10
+    assert not [colour for colour in VARIABLES if colour in html]
+    assert "var(--arm-rl)" in html
+    ids = re.findall(r'\bid="([^"]+)"', html)
+    assert len(ids) == len(set(ids))
+    used = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', html)
+    assert {a or b for a, b in used} <= set(ids)
+
+
+def test_the_same_tables_give_the_same_page(nodes: dict[str, Artifact], html: str) -> None:
+    assert render(gather(nodes, "test-run", GUARD)) == html
+
+
+def test_a_run_without_warm_start_benchmark_or_drift(tmp_path: Path) -> None:
+    nodes = make_run(tmp_path / "run", warmstart=False, benchmark=False, size=24, rl=0.75)
+    data = gather(nodes, "test-run", GUARD)
+    assert curves.warmstart_loss(data) is None
+    page = Page(render(data))
+    text = " ".join(page.text)
+    assert "Prompt formats" not in text
+    assert "after SFT" not in text
+    assert "Settings and versions" in text
+
+
+def test_a_metric_that_was_never_logged_has_no_figure(nodes: dict[str, Artifact]) -> None:
+    from dataclasses import replace
+
+    bare = [{"step": step, "loss": 0.1, "frac_reward_zero_std": 0.25} for step in range(1, 11)]
+    data = replace(gather(nodes, "test-run", GUARD), grpo_metrics=bare)
+    assert curves.drift(data) is None
+    assert curves.rewards(data) is None
+    live = curves.live_groups(data)
+    assert live is not None
+    assert live.title == "75% of the groups are live at the start, 75% at the end"
+    assert "the trainer's own weights did the sampling" in " ".join(Page(render(data)).text)
+
+
+def test_drift_that_leaves_its_band_is_the_title(nodes: dict[str, Artifact]) -> None:
+    from dataclasses import replace
+
+    metrics = [{"step": s, "drift_mean": 1e-4 if s < 8 else 2e-3} for s in range(1, 11)]
+    chart = curves.drift(replace(gather(nodes, "test-run", GUARD), grpo_metrics=metrics))
+    assert chart is not None
+    assert "3 of 10 steps leave the guard band, the first at step 8" in chart.title
+    assert GUARD.limit([1e-3, 2e-3, 3e-3, 1.0]) == pytest.approx(0.02)
+    assert GUARD.limit([1e-6] * 5) == 1e-3
+
+
+def test_live_rows_are_found_per_group() -> None:
+    rewards = np.array([1.0, 1.0, 0.0, 1.0, np.nan, 2.0])
+    sample = np.array([0, 1, 0, 1, 0, 1])
+    assert live_rows(rewards, sample).tolist() == [False, False, True, True, False, False]
+
+
+def test_the_grpo_ledger_counts_every_token_once() -> None:
+    rollouts = pa.table(
+        {
+            "step": [1, 1, 1, 1, 2, 2],
+            "sample_index": [0, 1, 0, 1, 0, 1],
+            "num_tokens": [10, 20, 30, 40, 50, 50],
+            "reward": [1.0, 1.0, 0.0, 1.0, 0.0, 1.0],
+            "finish_reason": ["stop", "length", "length", "stop", "stop", "stop"],
+        }
+    )
+    metrics = pa.table({"step": [1, 2], "dropped_share": [0.0, 0.25]})
+    entries = {entry.heading: entry for entry in grpo_ledger(rollouts, metrics, 20.0)}
+    assert {heading: entry.tokens for heading, entry in entries.items()} == {
+        "groups without reward variance": 30,
+        "cut-off completions in live groups": 30,
+        "dropped by the importance mask": 25,
+        "trained on": 40 + 75,
+    }
+    assert sum(entry.device_seconds for entry in entries.values()) == pytest.approx(20.0)
+    assert entries["trained on"].share == pytest.approx(115 / 200)
+
+
+def test_the_presample_ledger_follows_the_selection() -> None:
+    scores = pa.table({"question_id": ["a", "b", "c", "a", "d"], "num_tokens": [1, 2, 4, 8, 16]})
+    selection = pa.table(
+        {
+            "question_id": ["d", "c", "b", "a"],
+            "bucket": ["live", "always_right", "always_wrong", "live"],
+            "role": ["warmup", "rl", "warmup", "rl"],
+        }
+    )
+    found = {e.heading: e.tokens for e in presample_ledger(scores, selection, 1.0)}
+    assert found == {
+        "questions always wrong": 2,
+        "live questions outside the filter's bounds": 16,
+        "questions that RL trains on": 13,
+    }
+
+
+def test_words() -> None:
+    assert [percent(0.3141), percent(0.5, 0)] == ["31.4%", "50%"]
+    assert [count(12345), count(2_500_000), count(3.1e9)] == [
+        "12,345",
+        "2.50 million",
+        "3.10 billion",
+    ]
+    assert [duration(4.24), duration(185), duration(7800)] == ["4.2 s", "3 min 05 s", "2 h 10 min"]
+    assert [p_value(0.0432), p_value(1e-9)] == ["0.043", "< 0.0001"]
+    assert [small(3.14e-6), small(0.0123), small(0.0)] == ["3.1×10⁻⁶", "0.0123", "0"]
+
+
+def test_smoothing_by_hand() -> None:
+    # a tenth of 30 points is 3: one neighbour on either side, fewer at the ends
+    values = [float(x) for x in range(30)]
+    values[1] = 4.0
+    assert smooth(values)[:3] == pytest.approx([2.0, 2.0, 3.0])
