@@ -115,7 +115,7 @@ def _as_ids(value: Any) -> list[int]:
     return list(value) if isinstance(value, list | tuple) else [int(value)]
 
 
-def _turn_end(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def turn_end(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """The added token that the chat template writes after an assistant's message, if it does."""
     if tokenizer.chat_template is None:
         return []
@@ -132,7 +132,7 @@ def stop_token_ids(artifact: Artifact, tokenizer: PreTrainedTokenizerBase) -> tu
     from transformers import GenerationConfig
 
     where = model_location(artifact)
-    found = {*_as_ids(tokenizer.eos_token_id), *_turn_end(tokenizer)}
+    found = {*_as_ids(tokenizer.eos_token_id), *turn_end(tokenizer)}
     try:
         config = GenerationConfig.from_pretrained(where.path, revision=where.revision)
     except OSError:  # it has none

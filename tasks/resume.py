@@ -1,0 +1,60 @@
+"""Training checkpoints that a killed run can trust.
+
+The Hugging Face trainer writes a checkpoint file by file, and no file says that all are there. So
+a marker is written, last and synced to disk, and only marked checkpoints are resumed from. Old
+checkpoints are removed here and not by the trainer: the marker goes first, so that what is left of
+a half-removed one is never taken for a whole one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+PREFIX = "checkpoint-"
+MARKER = "ratchet-complete"
+
+
+def _marked(folder: Path) -> list[Path]:
+    """Complete checkpoints in `folder`, oldest first."""
+    found = [path.parent for path in folder.glob(f"{PREFIX}*/{MARKER}")]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(PREFIX)))
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The newest complete checkpoint in a trainer's output folder, if any."""
+    return next(iter(reversed(_marked(folder))), None)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+class CheckpointKeeper(TrainerCallback):
+    """Marks each checkpoint once it is on disk and keeps the newest `keep` of them.
+
+    The trainer itself must not rotate: leave `save_total_limit` unset.
+    """
+
+    def __init__(self, keep: int = 2) -> None:
+        self.keep = keep
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by the trainer after it has written a checkpoint."""
+        folder = Path(args.output_dir)
+        new = folder / f"{PREFIX}{state.global_step}"
+        _sync_tree(new)
+        (new / MARKER).write_text("")
+        _sync_tree(new)
+        for old in _marked(folder)[: -self.keep]:
+            (old / MARKER).unlink()
+            shutil.rmtree(old)

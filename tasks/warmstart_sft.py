@@ -1,0 +1,185 @@
+"""Warm-start by supervised fine-tuning on reference solutions in the run's format.
+
+TRL's `SFTTrainer` on examples tokenised here (`tasks.warmstart_data`), in an order laid out before
+training, one beside the other in a batch (no packing). Its fused head computes the loss without
+holding all logits. Loss is on the answer and the end-of-turn token only. Eager attention and
+float32 master weights are the default because a known batch has NaN gradients through SDPA in
+bfloat16, and only there; whatever the setting, the first non-finite loss or gradient stops the
+stage (`tasks.warmstart_guard`).
+
+Not covered: the model's own verified-right samples as data, early stopping on a dev slice.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+from trl import SFTConfig as TrlSftConfig
+from trl import SFTTrainer
+
+from ratchet.config import (
+    ModelConfig,
+    PromptConfig,
+    SamplerConfig,
+    SftConfig,
+    WandbConfig,
+    WarmstartConfig,
+)
+from tasks.context import StageContext, StageResult
+from tasks.models import load_model, load_tokenizer, model_location
+from tasks.wandb_run import wandb_run
+from tasks.warmstart_data import (
+    IGNORED,
+    Example,
+    build_examples,
+    training_order,
+    warmup_questions,
+)
+from tasks.warmstart_guard import EXAMPLE, NanGuard, Setting
+from tasks.warmstart_run import (
+    callbacks,
+    lora_config,
+    micro_batch_size,
+    train,
+    trainer_arguments,
+)
+
+
+class GuardedSftTrainer(SFTTrainer):
+    """`SFTTrainer` under a `NanGuard`."""
+
+    def __init__(self, guard: NanGuard, **kwargs: Any) -> None:
+        self.guard = guard
+        super().__init__(**kwargs)
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Loss of one micro-batch; the example indices stay with the guard."""
+        loss = super().compute_loss(model, self.guard.see(inputs), *args, **kwargs)
+        self.guard.check_loss(loss, self.state.global_step + 1, self.model)
+        return loss
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        self.guard.check_gradient(norm, self.state.global_step + 1, self.model)
+        return norm
+
+
+class Collator:
+    """Pads rows `{example, input_ids, labels}` on the right."""
+
+    def __init__(self, pad_id: int) -> None:
+        self.pad_id = pad_id
+
+    def __call__(self, rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        """Tensors of shape (rows, longest); `example` of shape (rows,)."""
+        longest = max(len(row["input_ids"]) for row in rows)
+
+        def padded(name: str, fill: int) -> torch.Tensor:
+            return torch.tensor([row[name] + [fill] * (longest - len(row[name])) for row in rows])
+
+        return {
+            "input_ids": padded("input_ids", self.pad_id),
+            "labels": padded("labels", IGNORED),
+            "attention_mask": torch.tensor(
+                [
+                    [1] * len(row["input_ids"]) + [0] * (longest - len(row["input_ids"]))
+                    for row in rows
+                ]
+            ),
+            EXAMPLE: torch.tensor([row[EXAMPLE] for row in rows]),
+        }
+
+
+def dataset(examples: list[Example], order: list[int]) -> Dataset:
+    """Rows for the trainer, in training order."""
+    return Dataset.from_list(
+        [
+            {EXAMPLE: i, "input_ids": examples[i].input_ids, "labels": examples[i].labels}
+            for i in order
+        ]
+    )
+
+
+def run(
+    ctx: StageContext,
+    *,
+    model: ModelConfig,
+    prompt: PromptConfig,
+    sampler: SamplerConfig,
+    warmstart: WarmstartConfig,
+    sft: SftConfig,
+    wandb: WandbConfig,
+) -> StageResult:
+    """Fine-tune the model and write `checkpoint/`, with LoRA `adapter/`, and `metrics`."""
+    micro_batch_size(sft, "sft")
+    questions = warmup_questions(ctx, warmstart.data)
+    random.Random(ctx.seed).shuffle(questions)
+    start = ctx.inputs["model"]
+    tokenizer = load_tokenizer(start)
+    found = build_examples(
+        questions,
+        tokenizer,
+        prompt.format,
+        enable_thinking=model.enable_thinking,
+        max_length=sft.max_length,
+        limit=sft.max_examples,
+    )
+    examples = found.examples
+    order = training_order(len(examples), math.ceil(len(examples) * sft.epochs), ctx.seed)
+    num_steps = math.ceil(len(order) / sft.batch_size)
+    ctx.log(
+        f"{len(examples)} examples, {num_steps} steps; left out: {found.num_without_solution} "
+        f"without a reference solution, {found.num_too_long} too long"
+    )
+    guard = NanGuard(
+        Setting("sft", sft.attention, model.dtype, model_location(start).path),
+        [example.question_id for example in examples],
+        ctx.work_dir,
+    )
+    texts = [
+        tokenizer.decode(example.input_ids, clean_up_tokenization_spaces=False)
+        for example in examples
+    ]
+    with wandb_run(ctx, "warmstart_sft", wandb, sft.model_dump(mode="json")) as wandb_place:
+        trainer = GuardedSftTrainer(
+            guard,
+            model=load_model(start, dtype="float32", attention=sft.attention),
+            args=TrlSftConfig(
+                **trainer_arguments(ctx, sft, "sft", model=model, num_steps=num_steps, wandb=wandb),
+                max_length=None,  # examples that are too long are left out above, never cut
+                dataset_kwargs={"skip_prepare_dataset": True},
+                train_sampling_strategy="sequential",
+            ),
+            train_dataset=dataset(examples, order),
+            data_collator=Collator(_pad_id(tokenizer)),
+            processing_class=tokenizer,
+            peft_config=lora_config(sft.lora),
+            callbacks=callbacks(ctx),
+        )
+        trained = train(ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=sft.attention)
+    counts = {
+        "num_examples": len(examples),
+        "num_without_solution": found.num_without_solution,
+        "num_too_long": found.num_too_long,
+        "num_answer_tokens": sum(len(examples[i].answer_ids) for i in order),
+    }
+    return StageResult(
+        summary=counts | trained.summary(),
+        markdown=f"Fine-tuned on {len(examples)} reference solutions; left out: "
+        f"{found.num_without_solution} questions without one, {found.num_too_long} too long. "
+        f"{trained.words()}",
+        device_seconds=trained.seconds,
+        wandb_run=wandb_place,
+    )
+
+
+def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Padding is masked everywhere, so any token will do where the tokenizer names none."""
+    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0)

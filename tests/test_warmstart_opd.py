@@ -1,0 +1,143 @@
+"""The OPD stage on tiny random models: loss, vocabulary, refusal, guard, resuming."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tiny_model import END, tiny_model, tiny_tokenizer
+from tiny_warmstart import OPD, run_opd, stage_context, tiny_model_files
+from transformers import PreTrainedModel
+
+from ratchet.config import LoraConfig, OpdConfig
+from ratchet.errors import UserError
+from ratchet.schemas import read_table
+from tasks import warmstart_opd
+from tasks.warmstart_teacher import answer_greedily
+
+
+def with_teacher(folder: Path, vocab_size: int | None = None, **fields: Any) -> OpdConfig:
+    """The tests' OPD section with a random teacher made in `folder`."""
+    teacher = tiny_model_files(folder / "teacher", seed=1, vocab_size=vocab_size)
+    return OPD.model_copy(update={"teacher": str(teacher)} | fields)
+
+
+@pytest.mark.parametrize("vocab_size", [None, 280])
+def test_a_random_teacher_is_approached(tmp_path: Path, vocab_size: int | None) -> None:
+    ctx = stage_context(tmp_path)
+    result = run_opd(ctx, with_teacher(tmp_path, vocab_size))
+    rows = read_table(ctx.out_dir / "metrics.parquet", "metrics").to_pylist()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert rows[-1]["loss"] < 0.8 * rows[0]["loss"]
+    assert result.summary["reload_max_difference"] < 1e-5
+    assert result.summary["teacher_num_questions"] == 8
+    assert result.sampled_tokens == sum(round(4 * row["completions/mean_length"]) for row in rows)
+    saved = load_file(ctx.out_dir / "checkpoint" / "model.safetensors")
+    assert saved["model.embed_tokens.weight"].shape[0] == len(tiny_tokenizer())
+
+
+def test_a_student_that_is_its_teacher_has_no_loss(tmp_path: Path) -> None:
+    ctx = stage_context(tmp_path)
+    same = str(tmp_path / "model" / "checkpoint")
+    run_opd(ctx, OPD.model_copy(update={"teacher": same, "steps": 1}))
+    (row,) = read_table(ctx.out_dir / "metrics.parquet", "metrics").to_pylist()
+    assert abs(row["loss"]) < 1e-6
+
+
+def test_lora_distils_too(tmp_path: Path) -> None:
+    ctx = stage_context(tmp_path)
+    result = run_opd(ctx, with_teacher(tmp_path, lora=LoraConfig(enabled=True, r=4, alpha=8)))
+    assert 0 < result.summary["reload_max_difference"] < 1e-4
+    assert (ctx.out_dir / "adapter" / "adapter_model.safetensors").exists()
+
+
+def test_another_tokenizer_is_refused_before_training(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer(("<new>",))
+    tiny_model(tokenizer).save_pretrained(tmp_path / "teacher")
+    tokenizer.save_pretrained(tmp_path / "teacher")
+    ctx = stage_context(tmp_path)
+    with pytest.raises(UserError, match="has another tokenizer than the student: id 261 is unused"):
+        run_opd(ctx, OPD.model_copy(update={"teacher": str(tmp_path / "teacher")}))
+    assert not (ctx.work_dir / "training").exists()
+
+
+def test_a_non_finite_gradient_names_the_questions_of_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = warmstart_opd.load_model
+
+    def load_model(*args: Any, **kwargs: Any) -> PreTrainedModel:
+        model = original(*args, **kwargs)
+        model.model.norm.weight.register_hook(lambda gradient: gradient * float("inf"))
+        return model
+
+    monkeypatch.setattr(warmstart_opd, "load_model", load_model)
+    ctx = stage_context(tmp_path)
+    with pytest.raises(UserError, match=r"gradient norm is (nan|inf) at step 1 of opd") as caught:
+        run_opd(ctx, with_teacher(tmp_path))
+    named = str(caught.value).split("questions ")[1].split(". Batch")[0].split(", ")
+    assert len(named) == 4
+    with safe_open(ctx.work_dir / "replay-step-1" / "batch.safetensors", "pt") as replay:
+        prompts = [replay.get_tensor(f"{i}.prompt_ids") for i in (0, 1)]
+        masks = [replay.get_tensor(f"{i}.prompt_mask") for i in (0, 1)]
+    tokenizer = tiny_tokenizer()
+    asked = [
+        tokenizer.decode(row[mask.bool()])
+        for batch, keep in zip(prompts, masks, strict=True)
+        for row, mask in zip(batch, keep, strict=True)
+    ]
+    # Completions are shuffled within a batch; every prompt still stands beside its question.
+    for name, text in zip(named, asked, strict=True):
+        assert f"What is {name.removeprefix('q')} + 2?" in text
+
+
+def test_greedy_answers_stop_at_the_stop_token() -> None:
+    tokenizer = tiny_tokenizer()
+    model = tiny_model(tokenizer, seed=3)
+    with torch.no_grad():
+        ids = tokenizer.encode("ab", return_tensors="pt")
+        greedy = model.generate(ids, max_new_tokens=6, do_sample=False, eos_token_id=None)
+    tokens = greedy[0, ids.shape[1] :].tolist()
+    stop = tokens[3]
+    expected = tokenizer.decode(tokens[: tokens.index(stop)], skip_special_tokens=True)
+    prompts = [tokenizer.encode("ab"), tokenizer.encode("a longer one, so that this is padded")]
+    found = answer_greedily(
+        model,
+        tokenizer,
+        prompts,
+        stop_ids=[stop, tokenizer.convert_tokens_to_ids(END)],
+        max_tokens=6,
+        batch_size=2,
+    )
+    assert found[0] == expected
+
+
+@pytest.mark.slow
+def test_killed_and_resumed_gives_the_same_weights_and_table(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("tiny_warmstart.py")
+    opd = with_teacher(tmp_path / "killed")
+    killed = subprocess.run(
+        [sys.executable, str(script), "opd", str(tmp_path / "killed"), "3"], check=False
+    )
+    assert killed.returncode == -9
+    resumed_from: list[str] = []
+    resumed = stage_context(
+        tmp_path / "killed", emit=lambda event: resumed_from.append(event.get("message", ""))
+    )
+    run_opd(resumed, opd)
+    assert "resuming from checkpoint-2" in resumed_from
+    whole = stage_context(tmp_path / "whole")
+    run_opd(whole, opd)
+    one, two = (
+        load_file(ctx.out_dir / "checkpoint" / "model.safetensors") for ctx in (resumed, whole)
+    )
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+    tables = [read_table(ctx.out_dir / "metrics.parquet", "metrics") for ctx in (resumed, whole)]
+    assert tables[0].equals(tables[1])

@@ -1,0 +1,211 @@
+"""The SFT stage on a tiny random model: loss, ending, guard, resuming."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
+from tiny_warmstart import SFT, Emit, questions, run_sft, stage_context
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from ratchet.config import LoraConfig, ModelConfig, PromptFormat, WandbConfig
+from ratchet.errors import UserError
+from ratchet.schemas import read_table
+from tasks import warmstart_sft
+from tasks.warmstart_data import build_examples, training_order
+from tasks.warmstart_guard import EXAMPLE
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(folder / "checkpoint" / "model.safetensors")
+
+
+def mean_answer_loss(checkpoint: Path, question_ids: list[str]) -> float:
+    """Mean −log p over the answer tokens of these questions, one example at a time."""
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, attn_implementation="eager")
+    rows = [row for row in questions() if row["question_id"] in question_ids]
+    found = build_examples(
+        rows, tokenizer, PromptFormat.TAGS_SHORT, enable_thinking=False, max_length=999, limit=None
+    )
+    losses: list[float] = []
+    for example in found.examples:
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([example.input_ids])).logits[0]
+        log_probs = logits.log_softmax(-1)
+        start = len(example.prompt_ids)
+        losses += [
+            -log_probs[start + i - 1, token].item() for i, token in enumerate(example.answer_ids)
+        ]
+    return sum(losses) / len(losses)
+
+
+def test_loss_progress_and_ending(tmp_path: Path) -> None:
+    events: list[dict[str, Any]] = []
+    ctx = stage_context(tmp_path, emit=events.append)
+    result = run_sft(ctx)
+
+    rows = read_table(ctx.out_dir / "metrics.parquet", "metrics").to_pylist()
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]  # 8 questions, twice, 4 at a time
+    assert rows[-1]["loss"] < rows[0]["loss"] - 0.5
+
+    # The trainer's first loss, over two padded micro-batches, is the mean over the answer tokens.
+    (replayed,) = {tuple(batch_of_step(0))}
+    expected = mean_answer_loss(tmp_path / "model" / "checkpoint", list(replayed))
+    assert rows[0]["loss"] == pytest.approx(expected, rel=1e-5)
+
+    progress = [event for event in events if event["event"] == "progress"]
+    assert [(event["done"], event["total"]) for event in progress] == [(n, 4) for n in (1, 2, 3, 4)]
+    assert progress[-1]["note"].startswith(f"loss {rows[-1]['loss']:.4f}")
+
+    assert result.summary["num_examples"] == 8
+    assert result.summary["reload_max_difference"] < 1e-5
+    assert {"config.json", "generation_config.json", "tokenizer.json"} <= {
+        file.name for file in (ctx.out_dir / "checkpoint").iterdir()
+    }
+    before = load_file(tmp_path / "model" / "checkpoint" / "model.safetensors")
+    assert all(not torch.equal(before[name], after) for name, after in weights(ctx.out_dir).items())
+
+
+def batch_of_step(step: int) -> list[str]:
+    """Question ids of an optimizer step, as the stage shuffles and orders them."""
+    import random
+
+    names = [f"q{n}" for n in range(2, 10)]
+    random.Random(0).shuffle(names)
+    order = training_order(8, 16, 0)
+    return [names[i] for i in order[4 * step : 4 * step + 4]]
+
+
+def test_lora_checkpoint_is_the_base_plus_the_adapter(tmp_path: Path) -> None:
+    ctx = stage_context(tmp_path)
+    lora = LoraConfig(enabled=True, r=4, alpha=8)
+    result = run_sft(ctx, SFT.model_copy(update={"lora": lora}))
+    assert 0 < result.summary["reload_max_difference"] < 1e-4  # rounding of the merge
+    name = "model.layers.1.mlp.down_proj"
+    adapter = load_file(ctx.out_dir / "adapter" / "adapter_model.safetensors")
+    a, b = (adapter[f"base_model.model.{name}.lora_{x}.weight"] for x in "AB")
+    base = load_file(tmp_path / "model" / "checkpoint" / "model.safetensors")[f"{name}.weight"]
+    assert b.abs().max() > 0
+    merged = weights(ctx.out_dir)[f"{name}.weight"]
+    assert torch.allclose(merged, base + 2.0 * (b @ a), atol=1e-6)
+    # every linear layer has one, the head (tied to the embeddings) has none
+    assert len(adapter) == 2 * 7 * 2
+
+
+def test_bfloat16_trains_float32_weights_and_saves_bfloat16(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[PreTrainedModel] = []
+    original = warmstart_sft.load_model
+
+    def load_model(*args: Any, **kwargs: Any) -> PreTrainedModel:
+        loaded.append(original(*args, **kwargs))
+        assert {p.dtype for p in loaded[0].parameters()} == {torch.float32}
+        return loaded[0]
+
+    monkeypatch.setattr(warmstart_sft, "load_model", load_model)
+    ctx = stage_context(tmp_path)
+    result = run_sft(ctx, model=ModelConfig(dtype="bfloat16"))
+    assert {tensor.dtype for tensor in weights(ctx.out_dir).values()} == {torch.bfloat16}
+    assert 0 < result.summary["reload_mean_difference"] < 0.05
+
+
+def plant(monkeypatch: pytest.MonkeyPatch, backward: int) -> None:
+    """One weight's gradient becomes NaN in the given backward pass."""
+    original = warmstart_sft.load_model
+    passes = 0
+
+    def spoil(gradient: torch.Tensor) -> torch.Tensor:
+        nonlocal passes
+        passes += 1
+        return gradient * float("nan") if passes == backward else gradient
+
+    def load_model(*args: Any, **kwargs: Any) -> PreTrainedModel:
+        model = original(*args, **kwargs)
+        model.model.layers[0].mlp.down_proj.weight.register_hook(spoil)
+        return model
+
+    monkeypatch.setattr(warmstart_sft, "load_model", load_model)
+
+
+def test_a_non_finite_gradient_stops_the_run_and_can_be_replayed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(monkeypatch, backward=4)  # second micro-batch of the second step
+    ctx = stage_context(tmp_path)
+    with pytest.raises(UserError) as caught:
+        run_sft(ctx)
+    folder = ctx.work_dir / "replay-step-2"
+    batch = batch_of_step(1)
+    assert str(caught.value) == (
+        "gradient norm is nan at step 2 of sft (attention eager, float32); questions "
+        f"{', '.join(batch)}. Batch and weights are in {folder}. "
+        "Try a lower sft.learning_rate."
+    )
+    with safe_open(folder / "batch.safetensors", "pt") as replay:
+        about = json.loads(replay.metadata()["ratchet"])
+        tensors = {name: replay.get_tensor(name) for name in replay.keys()}  # noqa: SIM118
+    assert about["question_ids"] == [batch[:2], batch[2:]]
+    assert (about["step"], about["attention"], about["dtype"]) == (2, "eager", "float32")
+    # The weights are those the batch met: its loss is what one step of training left.
+    model = AutoModelForCausalLM.from_pretrained(folder / "model", attn_implementation="eager")
+    assert all(torch.isfinite(weight).all() for weight in model.parameters())
+    names = ("input_ids", "attention_mask", "labels")
+    losses = [model(**{n: tensors[f"{i}.{n}"] for n in names}).loss.item() for i in (0, 1)]
+    assert all(0 < loss < 6 for loss in losses)
+    assert tensors[f"0.{EXAMPLE}"].shape == (2,)
+
+
+def test_a_non_finite_loss_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original = warmstart_sft.load_model
+
+    def load_model(*args: Any, **kwargs: Any) -> PreTrainedModel:
+        model = original(*args, **kwargs)
+        with torch.no_grad():
+            model.model.norm.weight[0] = float("inf")
+        return model
+
+    monkeypatch.setattr(warmstart_sft, "load_model", load_model)
+    with pytest.raises(UserError, match="loss is nan at step 1 of sft"):
+        run_sft(stage_context(tmp_path))
+
+
+def test_micro_batches_must_divide_the_batch(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"sft\.micro_batch_size=3 must divide sft\.batch_size=4"):
+        run_sft(stage_context(tmp_path), SFT.model_copy(update={"micro_batch_size": 3}))
+
+
+def test_offline_wandb_run_lies_in_the_runs_folder(tmp_path: Path) -> None:
+    ctx = stage_context(tmp_path)
+    result = run_sft(ctx, wandb=WandbConfig(mode="offline"))
+    assert result.wandb_run is not None
+    place = Path(result.wandb_run)
+    assert place.is_relative_to(tmp_path / "store" / "runs" / "test-run")
+    assert list(place.glob("*.wandb"))
+
+
+def test_killed_and_resumed_gives_the_same_weights_and_table(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("tiny_warmstart.py")
+    killed = subprocess.run(
+        [sys.executable, str(script), "sft", str(tmp_path / "killed"), "3"], check=False
+    )
+    assert killed.returncode == -9
+    resumed_from: list[str] = []
+    keep: Emit = lambda event: resumed_from.append(event.get("message", ""))  # noqa: E731
+    resumed = stage_context(tmp_path / "killed", emit=keep)
+    run_sft(resumed)
+    assert "resuming from checkpoint-2" in resumed_from
+    whole = stage_context(tmp_path / "whole")
+    run_sft(whole)
+    for name, tensor in weights(whole.out_dir).items():
+        assert torch.equal(tensor, weights(resumed.out_dir)[name]), name
+    tables = [read_table(ctx.out_dir / "metrics.parquet", "metrics") for ctx in (resumed, whole)]
+    assert tables[0].equals(tables[1])
