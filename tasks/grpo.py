@@ -1,0 +1,99 @@
+"""Reinforcement learning on verifiable rewards: TRL's `GRPOTrainer`, LoRA or all weights.
+
+Completions come from a vLLM engine in the trainer's process where the run samples with vLLM (also
+on a CPU), from the trainer's own model otherwise. Weights reach vLLM as an adapter version, or
+all of them (`tasks.sync`). One optimizer step uses `prompts_per_step` groups. What each part adds
+to TRL is said in `tasks.rl.trainer`.
+
+A killed run continues from its newest complete checkpoint (`tasks.resume`) and repeats the steps
+after it exactly: data order, sampling seeds and optimizer state are functions of the seed and the
+step.
+
+Not covered: refilling groups without reward variance, a sampler in a server of its own, choosing
+the checkpoint on a dev slice.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ratchet.config import (
+    GrpoConfig,
+    ModelConfig,
+    PromptConfig,
+    RewardsConfig,
+    SamplerConfig,
+    WandbConfig,
+)
+from tasks.context import StageContext, StageResult
+from tasks.models import load_tokenizer
+from tasks.resume import newest_checkpoint
+from tasks.rl.build import Sections, build_trainer
+from tasks.rl.data import build_prompts, rl_questions
+from tasks.rl.finish import NUM_FIXED_TEXTS, markdown, save_policy, summarise
+from tasks.rl.records import StepRecords
+from tasks.rl.trainer import RolloutTrainer
+from tasks.rl.watch import Watch
+from tasks.wandb_run import wandb_run
+
+
+def run(
+    ctx: StageContext,
+    *,
+    model: ModelConfig,
+    prompt: PromptConfig,
+    sampler: SamplerConfig,
+    rewards: RewardsConfig,
+    grpo: GrpoConfig,
+    wandb: WandbConfig,
+) -> StageResult:
+    """Train and write `checkpoint/`, with LoRA `adapter/`, and the tables `metrics`, `rollouts`."""
+    sections = Sections(model, prompt, sampler, rewards, grpo, wandb)
+    questions = rl_questions(ctx.inputs)
+    tokenizer = load_tokenizer(ctx.inputs["model"])
+    prompts = build_prompts(questions, tokenizer, prompt, enable_thinking=model.enable_thinking)
+    ctx.log(f"{len(questions)} questions, {grpo.steps} steps of {grpo.prompts_per_step} groups")
+    records = StepRecords(ctx.work_dir / "steps")
+    watch = Watch(ctx, grpo.steps)
+    settings = {"grpo": grpo.model_dump(mode="json"), "rewards": rewards.model_dump(mode="json")}
+    with wandb_run(ctx, "grpo", wandb, settings) as wandb_place:
+        trainer = build_trainer(ctx, sections, tokenizer, prompts, records, watch)
+        _train(ctx, trainer, records)
+    if trainer.use_vllm:
+        trainer.vllm_generation.close()
+
+    rows, rollouts = records.metrics(), records.rollouts()
+    last = records.rollouts_of(rollouts.column("step")[-1].as_py())[:NUM_FIXED_TEXTS]
+    check = save_policy(
+        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
+        tokenizer,
+        ctx.out_dir,
+        [row["prompt"] + row["completion"] for row in last],
+        dtype=model.dtype,
+    )
+    ctx.write_table("metrics", rows)
+    ctx.write_table("rollouts", rollouts)
+    num_tokens = sum(rollouts.column("num_tokens").to_pylist())
+    summary = {
+        "num_questions": len(questions),
+        "engine": sampler.engine,
+        **summarise(rows, num_tokens),
+        **check.summary(),
+        "drift_warnings": watch.num_warnings,
+    }
+    return StageResult(
+        summary=summary,
+        markdown=markdown(summary),
+        sampled_tokens=num_tokens,
+        device_seconds=summary["train_seconds"],
+        wandb_run=wandb_place,
+    )
+
+
+def _train(ctx: StageContext, trainer: RolloutTrainer, records: StepRecords) -> None:
+    """Train to the end, from the newest complete checkpoint if there is one."""
+    start: Path | None = newest_checkpoint(Path(trainer.args.output_dir))
+    if start is not None:
+        ctx.log(f"continuing from {start.name}")
+    records.forget_after(0 if start is None else int(start.name.split("-")[1]))
+    trainer.train(resume_from_checkpoint=None if start is None else str(start))

@@ -1,0 +1,141 @@
+"""Making the trainer of a GRPO run: model, rewards, data, settings and generation backend."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from accelerate import PartialState
+from transformers import GenerationConfig, PreTrainedTokenizerBase, PrinterCallback
+
+from ratchet.config import (
+    GrpoConfig,
+    ModelConfig,
+    PromptConfig,
+    RewardsConfig,
+    SamplerConfig,
+    WandbConfig,
+)
+from ratchet.errors import UserError
+from ratchet.prompts import STYLE_OF
+from tasks.context import StageContext
+from tasks.models import load_model, model_context, model_location, stop_token_ids
+from tasks.resume import CheckpointKeeper
+from tasks.rl.data import Prompts
+from tasks.rl.records import StepRecords
+from tasks.rl.rewards import checked_rewards
+from tasks.rl.settings import (
+    attention,
+    generation_batches,
+    peft_config,
+    resolved_sync,
+    training_dtype,
+    trl_config,
+)
+from tasks.rl.trainer import RolloutTrainer
+from tasks.rl.watch import Watch
+from tasks.wandb_run import report_to
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The configuration of the stage."""
+
+    model: ModelConfig
+    prompt: PromptConfig
+    sampler: SamplerConfig
+    rewards: RewardsConfig
+    grpo: GrpoConfig
+    wandb: WandbConfig
+
+
+def build_trainer(
+    ctx: StageContext,
+    sections: Sections,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Prompts,
+    records: StepRecords,
+    watch: Watch,
+) -> RolloutTrainer:
+    """The trainer; UserError for settings or prompts that can't be trained with."""
+    grpo, dtype = sections.grpo, sections.model.dtype
+    style = STYLE_OF[sections.prompt.format]
+    rewards, weights = checked_rewards(sections.rewards, style)
+    backend = _backend(ctx, sections)
+    policy = load_model(
+        ctx.inputs["model"], dtype=training_dtype(grpo, dtype), attention=attention(dtype)
+    )
+    # Sampling defaults of the model must not leak into training, and what ends a completion must
+    # be what ended it when the questions were sampled.
+    stops = list(stop_token_ids(ctx.inputs["model"], tokenizer))
+    policy.generation_config = GenerationConfig(
+        eos_token_id=stops, bos_token_id=tokenizer.bos_token_id
+    )
+    config = trl_config(
+        grpo,
+        folder=ctx.work_dir / "training",
+        seed=ctx.seed,
+        dtype=dtype,
+        num_processes=PartialState().num_processes,
+        use_vllm=sections.sampler.engine == "vllm",
+        max_completion_tokens=sections.sampler.max_completion_tokens,
+        max_model_len=_checked_length(ctx, prompts, sections.sampler),
+        stop_token_ids=stops,
+        reward_weights=weights,
+        report_to=report_to(sections.wandb),
+    )
+    count = generation_batches(grpo) * grpo.prompts_per_step
+    with backend:
+        trainer = RolloutTrainer(
+            prompts=prompts,
+            style=style,
+            records=records,
+            on_step=watch,
+            model=policy,
+            reward_funcs=rewards,
+            args=config,
+            train_dataset=prompts.ordered(count, ctx.seed),
+            processing_class=tokenizer,
+            peft_config=peft_config(grpo.lora),
+            callbacks=[CheckpointKeeper(grpo.keep_checkpoints)],
+        )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def _backend(ctx: StageContext, sections: Sections) -> AbstractContextManager[None]:
+    """What puts our vLLM backend into the trainer that is made inside; UserError for settings
+    that vLLM can't take."""
+    if sections.sampler.engine != "vllm":
+        return nullcontext()
+    from tasks.sync.engine import EngineSettings, engine_rank
+    from tasks.sync.generation import AdapterGeneration, MergedGeneration, colocated
+
+    grpo = sections.grpo
+    by_adapter = resolved_sync(grpo, sections.model.dtype) == "adapter"
+    return colocated(
+        AdapterGeneration if by_adapter else MergedGeneration,
+        EngineSettings(
+            dtype=sections.model.dtype,
+            seed=ctx.seed,
+            max_num_seqs=min(
+                sections.sampler.max_num_seqs, grpo.prompts_per_step * grpo.group_size
+            ),
+            revision=model_location(ctx.inputs["model"]).revision,
+            lora_rank=engine_rank(grpo.lora.r) if by_adapter else None,
+            folder=ctx.work_dir / "adapters",
+        ),
+    )
+
+
+def _checked_length(ctx: StageContext, prompts: Prompts, sampler: SamplerConfig) -> int:
+    """Tokens of the longest prompt and completion; UserError when the model can't hold them."""
+    need = prompts.longest + sampler.max_completion_tokens
+    context = model_context(ctx.inputs["model"])
+    if context is not None and need > context:
+        raise UserError(
+            f"the longest prompt ({prompts.longest} tokens) and sampler.max_completion_tokens="
+            f"{sampler.max_completion_tokens} exceed the model's context of {context} tokens: "
+            "lower sampler.max_completion_tokens or questions.max_prompt_tokens"
+        )
+    return need
