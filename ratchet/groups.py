@@ -198,11 +198,13 @@ def fit_prior(num_samples_q: np.ndarray, num_right_q: np.ndarray) -> tuple[float
     from scipy.optimize import minimize
     from scipy.stats import betabinom
 
-    pairs, weight = np.unique(np.stack([num_samples_q, num_right_q]), axis=1, return_counts=True)
+    width = int(num_samples_q.max()) + 1  # a pair of counts as one number
+    pairs, weight = np.unique(num_samples_q * width + num_right_q, return_counts=True)
+    k, c = np.divmod(pairs, width)
 
     def loss(log_ab: np.ndarray) -> float:
         a, b = np.exp(log_ab)
-        return float(-(weight * betabinom.logpmf(pairs[1], pairs[0], a, b)).sum() / weight.sum())
+        return float(-(weight * betabinom.logpmf(c, k, a, b)).sum() / weight.sum())
 
     bounds = [(np.log(0.005), np.log(200.0))] * 2
     a, b = np.exp(minimize(loss, np.zeros(2), bounds=bounds, method="L-BFGS-B").x)

@@ -149,18 +149,18 @@ def selection_table(groups: Groups, selection: Selection, config: FilterConfig) 
 
     right_q = groups.num_right_q(config.score)
     # One reason per distinct case: a million questions share a few dozen texts.
-    cases, case_q = np.unique(
-        np.stack([right_q, groups.num_samples_q, selection.role_q, selection.easy_q]),
-        axis=1,
-        return_inverse=True,
+    shape = (int(groups.num_samples_q.max()) + 1,) * 2 + (len(ROLES), 2)
+    case_q = np.ravel_multi_index(
+        (right_q, groups.num_samples_q, selection.role_q, selection.easy_q.astype(int)), shape
     )
+    cases, text_q = np.unique(case_q, return_inverse=True)
     texts = [
         _why(int(right), int(samples), ROLES[role], bool(easy), config)
-        for right, samples, role, easy in cases.T
+        for right, samples, role, easy in zip(*np.unravel_index(cases, shape), strict=True)
     ]
 
     def named(values: list[str], codes: np.ndarray) -> pa.Array:
-        return pa.array(values, pa.string()).take(pa.array(codes.reshape(-1)))
+        return pa.array(values, pa.string()).take(pa.array(codes))
 
     buckets = [bucket.value for bucket in BUCKETS]
     return pa.table(
@@ -171,7 +171,7 @@ def selection_table(groups: Groups, selection: Selection, config: FilterConfig) 
             "pass_rate_strict": groups.pass_rate_q("strict"),
             "bucket": named(buckets, bucket_codes(groups.num_samples_q, right_q)),
             "role": named([role.value for role in ROLES], selection.role_q),
-            "why": named(texts, case_q),
+            "why": named(texts, text_q),
         }
     )
 
