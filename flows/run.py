@@ -1,0 +1,101 @@
+"""Carries out a recorded run: `python -m flows.run --store PATH --run RUN_ID`.
+
+`ratchet run` and `ratchet stage` write the record and start this. Exit code 0 when the targets
+are there, 2 when the user can fix what stopped it, 1 for a crash, 130 after Ctrl-C.
+
+**When everything exists already and no Prefect server runs, Prefect is left out.** Importing it
+and starting a server costs 6 s on two idle cores and up to 25 s on busy ones, to record that no
+stage was executed; checking the store costs a fraction of a second. Such a run is in the run
+records (`ratchet runs`) like any other, but not in Prefect. With a server running
+(`ratchet ui`) every run goes through Prefect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+from flows import server, settings
+from flows.conductor import Conductor
+from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.store.runs import run_folder
+from ratchet.store.store import Store
+
+EXIT_INTERRUPTED = 130
+
+
+def run_bare(conductor: Conductor) -> int:
+    """Bring the run's nodes about without Prefect; the exit code."""
+    conductor.begin()
+    for planned in conductor.needed:
+        if not conductor.bring_about(planned).ok:
+            break
+    return conductor.finish()
+
+
+def run_with_prefect(conductor: Conductor, api_url: str | None) -> int:
+    """Run the flow on the server at `api_url`, or on a private one; the exit code."""
+    with ExitStack() as stack:
+        if api_url is None:
+            log_file = run_folder(conductor.store, conductor.record.run_id) / "logs" / "server.log"
+            process, port = stack.enter_context(server.private_server(log_file))
+            api_url = server.api_url_at(port)
+            os.environ[server.PRIVATE] = "1"
+        os.environ["PREFECT_API_URL"] = api_url
+        from prefect.client.schemas.objects import StateType
+
+        from flows.full import full
+        from flows.publish import send_what_is_queued
+        from flows.stage import stage
+
+        if server.PRIVATE in os.environ:
+            server.wait_until_healthy(process, port, log_file)
+        flow = full if conductor.is_whole_run else stage
+        state = flow(
+            store=str(conductor.store.root), run_id=conductor.record.run_id, return_state=True
+        )
+        send_what_is_queued()
+    if state.is_failed() and state.data is not None:
+        state.result()  # raises what escaped the flow: a fault of ours
+    codes = {
+        StateType.COMPLETED: 0,
+        StateType.FAILED: EXIT_USER_ERROR,
+        StateType.CANCELLED: EXIT_INTERRUPTED,
+    }
+    return codes.get(state.type, 1)
+
+
+def run(conductor: Conductor) -> int:
+    """Carry out a run in the way that fits; the exit code."""
+    try:
+        api_url = server.find_server()
+        if api_url is None and conductor.everything_is_there():
+            return run_bare(conductor)
+        return run_with_prefect(conductor, api_url)
+    except BaseException as error:
+        conductor.finish(error)
+        raise
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Entry point; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m flows.run", description=__doc__)
+    parser.add_argument("--store", type=Path, required=True, help="folder of the store")
+    parser.add_argument("--run", required=True, help="id of a recorded run")
+    options = parser.parse_args(arguments)
+    try:
+        settings.apply()
+        conductor = Conductor(Store(options.store.absolute()), options.run)
+        return run(conductor)
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
