@@ -94,16 +94,18 @@ def judge(
     over_warmstart: Row | None,
     smallest: float,
     confidence: float,
+    about: str = "",
 ) -> Verdict:
     """Verdict from the 'comparison' rows of one benchmark, whole, greedy.
 
     `strict` and `lenient` compare the first arm with the last, `gap` is their format gain,
     `over_warmstart` compares the warm start with RL (strict), `smallest` is the smallest
-    difference the strict test could have seen.
+    difference the strict test could have seen; `about` says what is special about the questions.
     """
     outcome = outcome_of(strict, lenient, confidence)
+    name = strict["benchmark"] + (f" ({about})" if about else "")
     sentence = (
-        f"{outcome.value}: {strict['benchmark']} {100 * strict['value_a']:.1f}% → "
+        f"{outcome.value}: {name} {100 * strict['value_a']:.1f}% → "
         f"{100 * strict['value_b']:.1f}% strict, {points(strict['difference'])} points "
         f"({interval(strict, confidence)}, n={strict['num_questions']:,})"
     )
@@ -118,7 +120,9 @@ def judge(
         notes.append(_split_note(strict, lenient, gap, confidence))
     if over_warmstart is not None:
         notes.append(_warmstart_note(over_warmstart, confidence))
-    notes.append(f"the test could have seen a difference of {100 * smallest:.1f} points")
+    notes.append(
+        f"the smallest true difference this test finds 4 times in 5 is {100 * smallest:.1f} points"
+    )
     return Verdict(strict["benchmark"], outcome, sentence, tuple(notes))
 
 

@@ -22,7 +22,7 @@ from ratchet.comparison import (
     format_gain,
     slices,
 )
-from ratchet.config import EvaluateConfig
+from ratchet.config import EvaluateConfig, SourceKind
 from ratchet.errors import UserError
 from ratchet.flips import DECODING, count_flips, list_flips
 from ratchet.store.store import Artifact
@@ -143,10 +143,28 @@ def check_same_answers(arms: list[Arm], samples: int) -> None:
             )
 
 
+def about_benchmarks(sources: list[Row]) -> dict[str, str]:
+    """What a reader must know of a benchmark's questions, by label, from the test sources."""
+    about = {
+        "seen": "new numbers in templates of the training set",
+        "heldout": "templates never trained on",
+    }
+    return {
+        source["name"] or source["kind"]: about[source["templates"]]
+        for source in sources
+        if source["kind"] == SourceKind.SYMBOLIC and source["templates"] in about
+    }
+
+
 def judge_benchmarks(
-    arms: list[Arm], compared: list[Row], parts: list[Slice], confidence: float, seed: int
+    arms: list[Arm],
+    compared: list[Row],
+    parts: list[Slice],
+    about: dict[str, str],
+    confidence: float,
+    seed: int,
 ) -> list[Verdict]:
-    """One verdict per benchmark, in the order of the test sources; the first one leads."""
+    """One verdict per benchmark, in the order of the test questions; the first one leads."""
 
     def find(metric: str, benchmark: str, arm_a: str, arm_b: str) -> Row:
         wanted = (metric, DECODING, benchmark, ALL_BANDS, arm_a, arm_b)
@@ -170,6 +188,7 @@ def judge_benchmarks(
                 find("strict", part.benchmark, warm.name, last.name) if warm else None,
                 detectable(strict, confidence),
                 confidence,
+                about.get(part.benchmark, ""),
             )
         )
     return verdicts
@@ -213,7 +232,8 @@ def run(ctx: StageContext, *, evaluate: EvaluateConfig) -> StageResult:
 
     parts = list(slices([row["source"] for row in questions], [row["band"] for row in questions]))
     compared, described = compare_arms(arms, parts, evaluate.confidence, ctx.seed)
-    verdicts = judge_benchmarks(arms, compared, parts, evaluate.confidence, ctx.seed)
+    about = about_benchmarks(ctx.inputs["questions"].manifest.config["questions"]["test"])
+    verdicts = judge_benchmarks(arms, compared, parts, about, evaluate.confidence, ctx.seed)
     verdict = one_line(verdicts)
 
     flips = [row for arm in arms[:-1] for row in list_flips(arm, arms[-1], questions, texts)]
@@ -225,6 +245,7 @@ def run(ctx: StageContext, *, evaluate: EvaluateConfig) -> StageResult:
         "verdict": verdict,
         "outcome": verdicts[0].outcome.value,
         "verdicts": [item.as_dict() for item in verdicts],
+        "about": about,
         "arm_order": names,
         "arms": described,
         "flips": [count_flips(arm, arms[-1]) for arm in arms[:-1]],

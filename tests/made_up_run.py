@@ -30,6 +30,12 @@ SETTINGS = {
     "prompt": {"format": "tags"},
     "sampler": {"engine": "vllm", "max_completion_tokens": 64},
     "evaluate": {"samples": 0, "confidence": 0.95},
+    "questions": {
+        "test": [
+            {"kind": "symbolic", "name": None, "templates": "seen"},
+            {"kind": "symbolic", "name": "symbolic-heldout", "templates": "heldout"},
+        ]
+    },
 }
 HOSTILE = "<script>alert('x')</script>\n**not bold** <img src=x onerror=alert(1)>"
 BANDS = ("1", "2", "3", "4")

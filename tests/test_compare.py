@@ -70,7 +70,11 @@ def run(
         question(name, role="test", band="hard" if name in ("q1", "q2") else "easy")
         for name in MARKS
     ]
-    inputs = {"questions": artifact(tmp_path / "q", "questions", {"questions": rows})}
+    sources = [{"kind": "symbolic", "name": "made-up", "templates": "heldout"}]
+    config = {"questions": {"test": sources}}
+    inputs = {
+        "questions": artifact(tmp_path / "q", "questions", {"questions": rows}, config=config)
+    }
     for name, table in arms.items():
         fields = {"config": SETTINGS} | manifests.get(name, {})
         inputs[name] = artifact(tmp_path / name, "evaluate", {"eval": table}, **fields)
@@ -141,9 +145,10 @@ def test_the_verdict_is_one_line_and_says_what_happened(tmp_path: Path) -> None:
     result, out = run(tmp_path, both_arms(warmstart=warm))
     verdict = result.summary["verdict"]
     assert (out / "verdict.txt").read_text() == verdict + "\n"
-    assert verdict.startswith("inside the noise: made-up 25.0% → 75.0% strict, +50.0 points (95%")
+    about = "made-up (templates never trained on)"
+    assert verdict.startswith(f"inside the noise: {about} 25.0% → 75.0% strict, +50.0 points (95%")
     assert "RL is not told apart from the warm start: +50.0 points" in verdict
-    assert "could have seen a difference of" in verdict
+    assert "the smallest true difference this test finds 4 times in 5 is" in verdict
     assert result.summary["arm_order"] == ["baseline", "warmstart", "rl"]
     assert result.summary["outcome"] == "inside the noise"
 

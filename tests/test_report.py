@@ -124,6 +124,14 @@ def test_the_head_says_the_verdict_and_every_benchmark(
     for note in first["notes"]:
         assert note[1:] in text
     assert second["sentence"][1:] in text
+    gained = next(
+        row["difference"]
+        for row in nodes["compare"].table("comparison").to_pylist()
+        if (row["metric"], row["band"], row["benchmark"]) == ("strict", "all", "symbolic")
+        and (row["arm_a"], row["arm_b"]) == ("warmstart", "rl")
+    )
+    assert f"RL took 1 min 10 s of device time for {points(gained)} points" in text
+    assert f"{duration(70 / (100 * gained))} per point" in text
 
 
 def test_completions_stay_text(html: str) -> None:

@@ -107,7 +107,11 @@ def rewards(data: Gathered) -> Chart | None:
             panel.set_xlabel("step")
         svg = to_svg(figure, "rewards")
     most = max(moved, key=lambda name: moved[name])
-    title = f"{most} rises most: {moved[most]:+.2f}" if moved[most] > 0 else "No reward rises"
+    title = (
+        f"Of the rewards, {most} rises most ({moved[most]:+.2f})"
+        if moved[most] > 0
+        else "No reward rises"
+    )
     fallen = [name for name, change in moved.items() if change < -0.02]
     if fallen:
         title += f"; {', '.join(fallen)} fell"
@@ -196,6 +200,7 @@ def drift(data: Gathered) -> Chart | None:
         if drawn:
             axes.set_yscale("log")
             axes.set_ylim(min(drawn) / 3, max([limit, *drawn]) * 4)
+            axes.minorticks_off()
         axes.set_xlabel("step")
         axes.set_ylabel("nats per token")
         quiet(axes)

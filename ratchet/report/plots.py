@@ -37,7 +37,10 @@ def _gain_title(rows: list[Row], confidence: float) -> str:
     return "Strict accuracy: " + ", ".join(said)
 
 
-def _whisker(axes: Axes, y: float, row: Row, colour: str, filled: bool, size: float) -> None:
+def _whisker(
+    axes: Axes, y: float, row: Row, metric: str, size: float, label: str | None = None
+) -> None:
+    colour = RL if metric == "strict" else SECOND
     low, value, high = (100 * row[name] for name in ("ci_low", "difference", "ci_high"))
     axes.plot([low, high], [y, y], color=colour, linewidth=1.6, zorder=2)
     axes.plot(
@@ -45,10 +48,11 @@ def _whisker(axes: Axes, y: float, row: Row, colour: str, filled: bool, size: fl
         [y],
         "o",
         color=colour,
-        markerfacecolor=colour if filled else PAPER,
+        markerfacecolor=colour if metric == "strict" else PAPER,
         markersize=size,
         markeredgewidth=1.4,
         zorder=3,
+        label=label,
     )
 
 
@@ -61,26 +65,28 @@ def forest(data: Gathered) -> Chart:
     for row in strict:
         position += 1.0 if row["band"] != "all" else 1.35
         whole = row["band"] == "all"
-        labels.append(row["benchmark"] if whole else f"{row['band']}  (n={row['num_questions']})")
+        labels.append(row["benchmark"] if whole else f"{row['band']} (n={row['num_questions']})")
         gaps.append(position)
     with drawing(0.8 + ROW_INCHES * position) as (figure, axes):
         axes.axvline(0, color=INK, linewidth=1.0, zorder=1)
         for y, a, b in zip(gaps, strict, lenient, strict=True):
             size = 6.5 if a["band"] == "all" else 4.5
-            _whisker(axes, y - 0.16, a, RL, True, size)
-            _whisker(axes, y + 0.16, b, SECOND, False, size)
+            first_row = y == gaps[0]
+            _whisker(axes, y - 0.16, a, "strict", size, "strict" if first_row else None)
+            _whisker(axes, y + 0.16, b, "lenient", size, "lenient" if first_row else None)
         axes.set_yticks(gaps, labels)
         for label, row in zip(axes.get_yticklabels(), strict, strict=True):
             if row["band"] == "all":
                 label.set(color=INK, weight="bold")
         axes.set_ylim(position + 0.7, 0.5)
         axes.set_xlabel("difference in percentage points")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, handletextpad=0.2)
         quiet(axes, grid="x")
         svg = to_svg(figure, "forest")
     caption = (
-        f"{data.arm_name(last)} minus {data.arm_name(first)}, greedy answers, with paired "
-        f"{percent(data.confidence, 0)} bootstrap intervals. Filled: strict (right and in the "
-        "demanded format). Open: lenient (right in any format, so maths alone)."
+        f"The arm {data.arm_name(last)} minus {data.arm_name(first)}, greedy answers, with paired "
+        f"{percent(data.confidence, 0)} bootstrap intervals; bands below their benchmark. Lenient "
+        "counts the maths alone."
     )
     return Chart(_gain_title(strict, data.confidence), svg, caption)
 

@@ -26,7 +26,26 @@ def ladder(data: Gathered, benchmark: str) -> Row:
     """One benchmark's arms on a scale of 0 to 100% strict accuracy."""
     verdict = next(v for v in data.summary["verdicts"] if v["benchmark"] == benchmark)
     arms = [(arm, data.arm_name(arm), data.arm_row(arm, benchmark)) for arm in data.arms]
-    return {"benchmark": benchmark, "outcome": verdict["outcome"], "verdict": verdict, "arms": arms}
+    about = data.summary["about"].get(benchmark, "")
+    return {"benchmark": benchmark, "about": about, "verdict": verdict, "arms": arms}
+
+
+def price_note(data: Gathered) -> str:
+    """What RL's gain over the arm it started from cost in device time; empty without a gain."""
+    before, last = data.arms[-2:]
+    row = next(
+        row
+        for row in data.pair_rows(before, last, "strict")
+        if (row["benchmark"], row["band"]) == (data.benchmarks[0], "all")
+    )
+    seconds = data.manifests["grpo"].device_seconds
+    if direction(row, data.confidence) <= 0 or not seconds:
+        return ""
+    return (
+        f"RL took {words.duration(seconds)} of device time for {words.points(row['difference'])} "
+        f"points over the {data.arm_name(before)} arm: "
+        f"{words.duration(seconds / (100 * row['difference']))} per point"
+    )
 
 
 def pair_table(data: Gathered, decoding: str) -> list[Row]:
@@ -167,6 +186,7 @@ def render(data: Gathered) -> str:
         data=data,
         style=(FOLDER / "style.css").read_text(encoding="utf-8"),
         headline=headline(data),
+        price_note=price_note(data),
         ladders=[ladder(data, benchmark) for benchmark in data.benchmarks],
         pairs=pair_table(data, "greedy"),
         sampled_pairs=pair_table(data, "sampled"),
