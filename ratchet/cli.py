@@ -2,7 +2,7 @@
 
 Commands check everything they can before they start anything, print one line for a mistake and
 exit with 2. They start quickly because nothing heavy is imported here: flows run in a process of
-their own (`python -m flows.full`), which also keeps this package free of imports from above.
+their own (`python -m flows.run`), which also keeps this package free of imports from above.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def run(
     """
     request = cli_plan.Request(preset, from_run, assignments or [], name, data, store)
     record = cli_plan.prepare(request, targets=[], force=force or [], command=_command())
-    _start_flow("flows.full", store, record.run_id)
+    _start_flow(store, record.run_id)
 
 
 @app.command()
@@ -93,7 +93,7 @@ def stage(
     """
     request = cli_plan.Request(None, from_run, assignments or [], None, data, store)
     record = cli_plan.prepare_stage(request, stage_name, force, downstream, _command())
-    _start_flow("flows.stage", store, record.run_id)
+    _start_flow(store, record.run_id)
 
 
 @app.command()
@@ -135,9 +135,9 @@ def _command() -> str:
     return shlex.join(["ratchet", *sys.argv[1:]])
 
 
-def _start_flow(module: str, store: Path, run_id: str) -> None:
-    """Run a flow in its own process and exit as it does."""
-    _start_module(module, "--store", str(store.absolute()), "--run", run_id)
+def _start_flow(store: Path, run_id: str) -> None:
+    """Carry out a recorded run in its own process and exit as it does."""
+    _start_module("flows.run", "--store", str(store.absolute()), "--run", run_id)
 
 
 def _start_module(module: str, *arguments: str) -> None:
