@@ -1,10 +1,11 @@
 """The whole pipeline as a Prefect flow, a subflow per stage.
 
 The run record in the store says what to do (`ratchet run` and `ratchet stage` write it), so a
-flow's parameters are two short strings. Each stage is a subflow named after its node, holding one
-task; what a subflow returns goes into those below it, which draws the pipeline's arrows in the run
-graph. The store decides what is reused: an artifact found there ends its task as `Cached`, whatever
-Prefect's own cache or database remember, and so a retried run repeats only what isn't done.
+flow's parameters are two short strings. Each stage is a subflow named after its node, its runs
+after the artifact's key; what a subflow returns goes into those below it, which draws the
+pipeline's arrows in the run graph. The store decides what is reused: an artifact found there ends
+its subflow as `Cached`, whatever Prefect's own cache or database remember, and so a retried run
+repeats only what isn't done.
 
 Failures are returned as states with one line, not raised: a stage that ran out of memory is no
 fault in this code, and its traceback lies in its log.
@@ -40,6 +41,7 @@ from flows.publish import (
     tag_this_run,
 )
 from flows.server import is_shared
+from flows.terminal import KEY_DIGITS
 from ratchet.plan import PlannedNode
 from ratchet.store.runs import NodeState
 from ratchet.store.store import Store
@@ -81,11 +83,16 @@ def _node_flow(conductor: Conductor, planned: PlannedNode) -> Callable[..., Stat
     """The subflow of a node; call it with `return_state=True`."""
     node = planned.node
 
-    @task(name=node.stage, task_run_name=node.name, cache_policy=NO_CACHE, persist_result=False)
+    @task(
+        name=node.name,
+        task_run_name=planned.key[:KEY_DIGITS],
+        cache_policy=NO_CACHE,
+        persist_result=False,
+    )
     def work() -> State[Any]:
         return _final_state(_do(conductor, planned))
 
-    @flow(name=node.stage, flow_run_name=node.name, persist_result=False)
+    @flow(name=node.name, flow_run_name=planned.key[:KEY_DIGITS], persist_result=False)
     def bring_about(node: str, key: str, inputs: dict[str, str]) -> State[Any]:
         work(return_state=True)
         return _final_state(conductor.outcomes[node])

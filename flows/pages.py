@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from flows.conductor import Conductor, NodeOutcome
-from flows.terminal import KEY_DIGITS, duration, figure
+from flows.terminal import KEY_DIGITS, duration, figure, headline
 from ratchet.dag import STAGES
 from ratchet.plan import PlannedNode
 from ratchet.store.runs import NodeState
@@ -124,14 +124,15 @@ def _lineage_row(conductor: Conductor, planned: PlannedNode) -> str:
     outcome = conductor.outcomes.get(name)
     artifact = conductor.artifact(name)
     state = "pending" if outcome is None else outcome.state.value
-    made_by, took = "", ""
+    made_by, took, figures = "", "", ""
     if artifact is not None:
+        figures = _cell(headline(artifact.manifest.summary))
         made_by = _linked(artifact.manifest.run_id, _maker(artifact))
         took = duration(artifact.manifest.duration_seconds)
     inputs = list(planned.node.inputs)
     source = "everything" if len(inputs) > 5 else ", ".join(planned.node.inputs.values())
     key = planned.key[:KEY_DIGITS]
-    return f"| {name} | {state} | `{key}` | {source} | {made_by} | {took} |"
+    return f"| {name} | {state} | `{key}` | {figures} | {source} | {made_by} | {took} |"
 
 
 def run_page(conductor: Conductor, verdict: str) -> str:
