@@ -1,9 +1,10 @@
-"""Equality of scalars by computer algebra. Runs only inside a worker process.
+"""Equality of scalars that are no rationals. Runs only inside a worker process.
 
-math-verify parses `\\boxed{text}` (its LaTeX reader only: its expression reader evaluates Python).
-Constants are compared at high precision, expressions at fixed pseudo-random points of both
-signs; only what cannot be evaluated goes to math-verify's own comparison. No parsed object is
-turned into a string here: printing some of them never ends.
+`numeric` reads most answers and compares them to many digits, constants once and expressions at
+fixed pseudo-random points of both signs. What it finds unclear, math-verify parses, as
+`\\boxed{text}` on both sides (its LaTeX reader only: its expression reader evaluates Python);
+the results are compared the same way, and what cannot be evaluated goes to math-verify's own
+comparison. No parsed object is turned into a string here: printing some of them never ends.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import re
 from functools import lru_cache
 from typing import Any
 
+import mpmath  # type: ignore[import-untyped]
 import sympy
 from latex2sympy2_extended import NormalizationConfig
 from latex2sympy2_extended.sets import FiniteSet
 from math_verify import LatexExtractionConfig, parse
 from math_verify import verify as engine_verify
 
+from ratchet.verifier import numeric
 from ratchet.verifier.latex import too_complex
-from ratchet.verifier.numbers import Value
 from ratchet.verifier.structure import LocalScalars, last_place
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
@@ -129,12 +131,14 @@ class EngineScalars(LocalScalars):
     """`LocalScalars` that can answer every question."""
 
     def symbolic(self, gold: str, answer: str) -> bool:
-        one, other = scalar(gold), scalar(answer)
-        if case_differs(gold, answer):
-            return False
-        if self.decimal_rounds(one, other, gold, answer):
-            return True
-        return self.same_value(one, other)
+        decimal = DECIMAL.fullmatch(gold), DECIMAL.fullmatch(answer)
+        if (decimal[0] is None) != (decimal[1] is None):
+            return rounds(*((gold, answer) if decimal[0] else (answer, gold)))
+        try:
+            return numeric.numerically_equal(gold, answer)
+        except numeric.UnclearError:
+            one, other = scalar(gold), scalar(answer)
+        return not case_differs(gold, answer) and self.same_value(one, other)
 
     def same_value(self, one: Any, other: Any) -> bool:
         """Whether two expressions have the same value at every point tried."""
@@ -154,20 +158,13 @@ class EngineScalars(LocalScalars):
             return True
         return bool(engine_verify([one], [other], timeout_seconds=None))
 
-    def decimal_rounds(self, one: Any, other: Any, gold: str, answer: str) -> bool:
-        """Whether one side is a decimal that rounds the other, an irrational constant."""
-        for decimal, exact, text in ((other, one, answer), (one, other, gold)):
-            if not DECIMAL.fullmatch(text) or DECIMAL.search(gold if text is answer else answer):
-                continue
-            unit = last_place(text)
-            if unit is None or exact.free_symbols:
-                continue
-            value = number(exact, {})
-            if value is not None and abs(value - decimal) < fraction(unit):
-                return True
-        return False
-
     def proportion(self, gold: tuple[str, str], answer: tuple[str, str]) -> int:
+        try:
+            return numeric.proportion(gold, answer)
+        except numeric.UnclearError:
+            return self.engine_proportion(gold, answer)
+
+    def engine_proportion(self, gold: tuple[str, str], answer: tuple[str, str]) -> int:
         one = scalar(gold[0]) - scalar(gold[1])
         other = scalar(answer[0]) - scalar(answer[1])
         if case_differs("".join(gold), "".join(answer)) or one.free_symbols != other.free_symbols:
@@ -208,6 +205,19 @@ class EngineScalars(LocalScalars):
         )
 
 
-def fraction(value: Value) -> Any:
-    """An exact value as sympy has it."""
-    return sympy.Rational(value.numerator, value.denominator)
+def rounds(decimal: str, exact: str) -> bool:
+    """Whether a decimal is `exact`, or rounds it to six significant digits or more."""
+    try:
+        value = numeric.constant(exact)
+    except numeric.UnclearError:
+        expression = scalar(exact)
+        found = None if expression.free_symbols else number(expression, {})
+        if found is None:
+            return False
+        value = mpmath.mpmathify(found)
+    with mpmath.workdps(numeric.CONSTANT_DIGITS):
+        written = numeric.constant(decimal)
+        unit = last_place(decimal)
+        if unit is None:
+            return numeric.close(value, written, numeric.CONSTANT_DIGITS)
+        return bool(mpmath.fabs(value - written) < mpmath.mpf(unit.numerator) / unit.denominator)
