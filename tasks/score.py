@@ -24,7 +24,7 @@ from ratchet.rewards import (
 )
 from ratchet.schemas import check_schema, schema
 from ratchet.store.store import Artifact
-from ratchet.verifier import Status, Style, verify_batch
+from ratchet.verifier import Status, Style, close_shared_pool, verify_batch
 from tasks.context import StageContext, StageResult
 from tasks.rl.rewards import CheckedReward
 
@@ -238,5 +238,6 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rewards: RewardsConfig) -> S
             writer.write_table(pa.table(columns, schema=out_schema))
             tally.add(columns, weights)
             ctx.progress(tally.num_samples, total, "completions")
+    close_shared_pool()
     summary = tally.summary(weights)
     return StageResult(summary=summary, markdown=_markdown(summary))

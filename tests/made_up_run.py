@@ -234,7 +234,14 @@ def make_run(
             }
             for name, strict in [("tags_short", 0.31), ("hash_short", 0.22), ("boxed_short", 0.2)]
         ]
-        nodes["benchmark"] = artifact(root / "benchmark", "benchmark", {"benchmark": rows})
+        nodes["benchmark"] = artifact(
+            root / "benchmark",
+            "benchmark",
+            {"benchmark": rows},
+            summary={
+                "words": ["tags_short: the format costs 9 points; answers stood in \\boxed{}."]
+            },
+        )
 
     sampled = completions(draw, train, 8, 0.75, 0.6)
     nodes["presample"] = artifact(

@@ -124,6 +124,7 @@ def test_the_head_says_the_verdict_and_every_benchmark(
     for note in first["notes"]:
         assert note[1:] in text
     assert second["sentence"][1:] in text
+    assert "the format costs 9 points; answers stood in \\boxed{}." in text
     gained = next(
         row["difference"]
         for row in nodes["compare"].table("comparison").to_pylist()

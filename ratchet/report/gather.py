@@ -51,6 +51,8 @@ class Gathered:
     scores: Row
     """Summary of the scores."""
     benchmark: list[Row]
+    benchmark_words: list[str]
+    """What the benchmark says of the prompt formats."""
     warmstart_metrics: list[Row]
     grpo_metrics: list[Row]
     ledger: list[Entry]
@@ -108,6 +110,7 @@ def gather(inputs: Mapping[str, Artifact], run_id: str, drift_guard: DriftGuard)
         selection=inputs["filter"].manifest.summary,
         scores=inputs["score"].manifest.summary,
         benchmark=[] if measured is None else measured.table("benchmark").to_pylist(),
+        benchmark_words=[] if measured is None else measured.manifest.summary["words"],
         warmstart_metrics=[] if warm is None else warm.table("metrics").to_pylist(),
         grpo_metrics=grpo.table("metrics").to_pylist(),
         ledger=ledger(inputs["score"], inputs["presample"], inputs["filter"], grpo),

@@ -41,10 +41,10 @@ def price_note(data: Gathered) -> str:
     seconds = data.manifests["grpo"].device_seconds
     if direction(row, data.confidence) <= 0 or not seconds:
         return ""
+    name = "warm start" if before == "warmstart" else before
     return (
         f"RL took {words.duration(seconds)} of device time for {words.points(row['difference'])} "
-        f"points over the {data.arm_name(before)} arm: "
-        f"{words.duration(seconds / (100 * row['difference']))} per point"
+        f"points over the {name}: {words.duration(seconds / (100 * row['difference']))} per point"
     )
 
 
