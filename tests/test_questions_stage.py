@@ -158,11 +158,11 @@ def test_role_emptied_otherwise(
 
 
 @pytest.mark.needs_shared
-def test_gsm8k_and_math_through_the_stage(tmp_path: Path, shared: Path) -> None:
-    """All golds of GSM8K train (first 1,000 rows here) and test are accepted."""
+def test_gsm8k_through_the_stage(tmp_path: Path, shared: Path) -> None:
+    """The golds of 1,000 training and all test questions are accepted."""
     ctx = context(tmp_path)
     folder = str(shared / "data" / "gsm8k")
-    roles = {
+    roles: dict[str, list[dict[str, Any]]] = {
         "train": [{"kind": "gsm8k", "path": folder, "limit": 1000}],
         "test": [{"kind": "gsm8k", "path": folder}],
     }
