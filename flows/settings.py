@@ -21,8 +21,8 @@ SETTINGS = {
     "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
         "prefect.server.concurrency.lease_storage.filesystem"
     ),
-    # The terminal shows one line per stage; the UI gets all of Prefect's log.
-    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "ERROR",
+    # The terminal shows one line per stage, failures included; the UI gets all of the log.
+    "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_SERVER_LOGGING_LEVEL": "ERROR",
 }
 
