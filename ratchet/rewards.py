@@ -22,6 +22,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
 from functools import lru_cache
@@ -54,10 +55,11 @@ from ratchet.verifier.numbers import (
 RewardFunction = Callable[..., list[float | None]]
 Completion = str | Sequence[Mapping[str, Any]]
 
-# A real solution names its quantities more than once; beyond this many numbers per number of the
-# reference solution (plus a constant) `step_check` shrinks.
+# A real solution names its quantities more than once, and a wrong step or a numbered list brings
+# in a few of its own. Beyond these `step_check` shrinks with the square of the excess.
 NUMBERS_PER_REFERENCE_NUMBER = 2
 SPARE_NUMBERS = 8
+SPARE_STRAY_VALUES = 4
 ANNOTATION = re.compile(r"<<[^<>]*?=([^<>=]*)>>")
 
 
@@ -204,18 +206,35 @@ def tag_check(
     ]
 
 
+@dataclass(frozen=True)
+class Steps:
+    """What a reference solution says about the working. Values are magnitudes, since "w-10" may
+    state the result -10."""
+
+    results: frozenset[Value]
+    """Results of annotated steps that are neither the answer nor given in the question."""
+    known: frozenset[Value]
+    """Every value in the question and the solution."""
+    num_numbers: int
+    """How many numbers the solution holds."""
+
+
 @lru_cache(maxsize=65_536)
-def intermediate_results(question: str, solution: str, gold: str) -> tuple[frozenset[Value], int]:
-    """(results of the annotated steps that are neither the answer nor given in the question, as
-    magnitudes, since "w-10" may state the result -10; how many numbers the solution holds)."""
+def steps_of(question: str, solution: str, gold: str) -> Steps:
+    """The steps of an annotated reference solution."""
     results: set[Value] = set()
     for match in ANNOTATION.finditer(solution):
         value = read_number(match[1])
         if value is not None:
             results.add(magnitude(value))
-    given = magnitudes(question) | {magnitude(wanted(gold) or 0)}
+    answer = magnitude(wanted(gold) or 0)
+    given = magnitudes(question) | {answer}
     body = ANNOTATION.sub("", solution).rpartition("####")[0]
-    return frozenset(results - given), len(number_tokens(plain_chars(body)))
+    return Steps(
+        frozenset(results - given),
+        frozenset(results | given | magnitudes(body)),
+        len(number_tokens(plain_chars(body))),
+    )
 
 
 def reasoning_of(text: str, style: Style) -> str:
@@ -236,19 +255,28 @@ def step_check(
     **_: Any,
 ) -> list[float | None]:
     """Share of the reference solution's intermediate results that the working reaches, shrunk
-    when the completion holds far more numbers than a solution would. None where there are none."""
+    when the completion holds far more numbers, or far more values that neither question nor
+    solution know, than a solution would. None where there are no such results."""
     out: list[float | None] = []
     for i, text in enumerate(texts(completions)):
-        solution = reference_solution[i]
-        steps, named = intermediate_results(question[i], solution or "", gold[i])
-        if not steps:
+        steps = steps_of(question[i], reference_solution[i] or "", gold[i])
+        if not steps.results:
             out.append(None)
             continue
-        reached = steps & magnitudes(reasoning_of(text, as_style(style[i])))
-        allowed = NUMBERS_PER_REFERENCE_NUMBER * named + SPARE_NUMBERS
-        shrink = min(1.0, (allowed / max(1, len(number_tokens(plain_chars(text))))) ** 2)
-        out.append(shrink * len(reached) / len(steps))
+        found = magnitudes(reasoning_of(text, as_style(style[i])))
+        share = len(steps.results & found) / len(steps.results)
+        out.append(share * restraint(text, found, steps) if share else 0.0)
     return out
+
+
+def restraint(text: str, found: set[Value], steps: Steps) -> float:
+    """1 for a completion with no more numbers than a solution would hold, less for more."""
+    numbers = len(number_tokens(plain_chars(text)))
+    stray = len(found - steps.known)
+    allowed = NUMBERS_PER_REFERENCE_NUMBER * steps.num_numbers + SPARE_NUMBERS
+    allowed_stray = SPARE_STRAY_VALUES + len(steps.results)
+    excess = max(1.0, numbers / allowed, stray / allowed_stray)
+    return excess**-2
 
 
 def solution_number_check(

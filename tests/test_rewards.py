@@ -75,8 +75,8 @@ def test_total(completion: str, expected: float) -> None:
 def test_step_check_does_not_pay_for_lists() -> None:
     listed = " ".join(str(n) for n in range(200))
     rewards = score(PERFECT.replace("In May", listed))
-    # the solution names 48/2 24 48 24 72 (5 numbers): 2·5+8 = 18 allowed, 200+5+1 found
-    assert rewards["step_check"] == pytest.approx((18 / 206) ** 2)
+    # 0 to 199 but for 24, 48, 72 (half is no number) are stray: 197, where 4 + 1 step are allowed
+    assert rewards["step_check"] == pytest.approx((5 / 197) ** 2)
 
 
 def test_step_check_none_without_steps() -> None:

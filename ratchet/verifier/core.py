@@ -7,6 +7,7 @@ equal or rational; the rest goes to the pool, each distinct (gold, answer) pair 
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ CACHE_SIZE = 100_000
 SHOWN_CHARS = 200
 FIND = {Style.TAGS: find_tags, Style.HASH: find_hash, Style.PLAIN: find_plain}
 LOCAL = Comparison(LocalScalars())
-Reply = tuple[str, bool, str]
+Reply = tuple[str, bool, str, float]  # as the pool gives it
 
 
 class Cache:
@@ -173,7 +174,7 @@ def first_look(completion: str, gold: str, style: Style, prefilled: str) -> Verd
 
 def engine_verdict(item: Open, reply: Reply) -> Verdict:
     """The verdict that the engine's reply gives."""
-    status, right, reason = reply
+    status, right, reason, _ = reply
     if status == Status.OK:
         return judged(item.found, right, reason)
     return failure(Status(status), reason, item.found.answer)
@@ -206,32 +207,55 @@ def verify_batch(
 ) -> list[Verdict]:
     """The verdict on every completion, in order. Symbolic checks run side by side, each with its
     own deadline; equal checks run once."""
+    timed = timed_verdicts(completions, golds, style, prefilled, deadline_seconds)
+    return [verdict for verdict, _ in timed]
+
+
+def timed_verdicts(
+    completions: Sequence[str],
+    golds: Sequence[str],
+    style: Style | str | Sequence[Style | str],
+    prefilled: str = "",
+    deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
+) -> list[tuple[Verdict, float]]:
+    """As `verify_batch`, each verdict with the seconds it took: here and, from dispatch, in the
+    engine (0 there for a check whose result was known)."""
     assert len(completions) == len(golds), "one gold per completion"
     if isinstance(style, str):
         styles = [as_style(style)] * len(completions)
     else:
         styles = [as_style(one) for one in style]
     assert len(styles) == len(completions), "one style per completion"
-    looked = [
-        first_look(completion, gold, one, prefilled)
-        for completion, gold, one in zip(completions, golds, styles, strict=True)
+    looked: list[tuple[Verdict | Open, float]] = []
+    for completion, gold, one in zip(completions, golds, styles, strict=True):
+        start = time.perf_counter()
+        look = first_look(completion, gold, one, prefilled)
+        looked.append((look, time.perf_counter() - start))
+    replies = engine_replies(
+        list(dict.fromkeys(item.pair for item, _ in looked if isinstance(item, Open))),
+        deadline_seconds,
+    )
+    return [
+        (engine_verdict(item, replies[item.pair]), seconds + replies[item.pair][3])
+        if isinstance(item, Open)
+        else (item, seconds)
+        for item, seconds in looked
     ]
-    replies: dict[tuple[str, str], Reply | None] = {
-        item.pair: CACHE.get(item.pair) for item in looked if isinstance(item, Open)
-    }
-    missing = [pair for pair, reply in replies.items() if reply is None]
+
+
+def engine_replies(
+    pairs: Sequence[tuple[str, str]], deadline_seconds: float
+) -> dict[tuple[str, str], Reply]:
+    """What the engine says of each pair of cleaned answers, from the cache or the pool."""
+    replies = {pair: reply for pair in pairs if (reply := CACHE.get(pair)) is not None}
+    missing = [pair for pair in pairs if pair not in replies]
     if missing:
         from ratchet.verifier.pool import shared_pool  # only now: most batches need no engine
 
         for pair, reply in zip(missing, shared_pool().run(missing, deadline_seconds), strict=True):
             replies[pair] = reply
-            CACHE.put(pair, reply)
-    return [
-        engine_verdict(item, replies[item.pair] or ("error", False, "no reply"))
-        if isinstance(item, Open)
-        else item
-        for item in looked
-    ]
+            CACHE.put(pair, (*reply[:3], 0.0))
+    return replies
 
 
 def close_shared_pool() -> None:

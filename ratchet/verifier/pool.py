@@ -34,7 +34,7 @@ MAX_START_FAILURES = 3
 HEADER = struct.Struct("!I")
 ROOT = str(Path(__file__).resolve().parents[2])
 
-Reply = tuple[str, bool, str]  # status, right, reason
+Reply = tuple[str, bool, str, float]  # status, right, reason, seconds since dispatch
 
 
 @dataclass
@@ -45,6 +45,12 @@ class Task:
     answer: str
     deadline_seconds: float
     future: Future[Reply] = field(default_factory=Future)
+    dispatched: float | None = None
+
+    def settle(self, status: str, right: bool, reason: str) -> None:
+        """Give the caller the reply."""
+        seconds = 0.0 if self.dispatched is None else time.monotonic() - self.dispatched
+        self.future.set_result((status, right, reason, seconds))
 
 
 class Worker:
@@ -76,7 +82,8 @@ class Worker:
         """Send `task` and start its clock. BrokenPipeError if the worker is gone."""
         data = pickle.dumps((task.gold, task.answer, task.deadline_seconds))
         self.task = task
-        self.due = time.monotonic() + task.deadline_seconds
+        task.dispatched = time.monotonic()
+        self.due = task.dispatched + task.deadline_seconds
         self.stdin.write(HEADER.pack(len(data)) + data)
         self.stdin.flush()
 
@@ -205,13 +212,12 @@ class Pool:
             worker.ready = True
             self.start_failures = 0
         elif message is not None and worker.task is not None:
-            worker.task.future.set_result(message)  # type: ignore[arg-type]
+            assert isinstance(message, tuple), "workers send (status, right, reason)"
+            worker.task.settle(*message)
             worker.task = None
             worker.tasks_done += 1
         if not alive or (worker.task is None and worker.tasks_done >= TASKS_PER_WORKER):
-            self.drop(
-                selector, worker, ("too_complex", False, "the worker ran out of memory or died")
-            )
+            self.drop(selector, worker, "too_complex", "the worker ran out of memory or died")
 
     def enforce(self, selector: selectors.BaseSelector) -> None:
         """Kill every worker whose time is up."""
@@ -219,16 +225,20 @@ class Pool:
         for worker in list(self.workers):
             if now < worker.due or (worker.ready and worker.task is None):
                 continue
-            self.drop(selector, worker, ("timeout", False, "no verdict within the deadline"))
+            self.drop(selector, worker, "timeout", "no verdict within the deadline")
 
     def drop(
-        self, selector: selectors.BaseSelector, worker: Worker, reply: Reply | None = None
+        self,
+        selector: selectors.BaseSelector,
+        worker: Worker,
+        status: str = "",
+        reason: str = "",
     ) -> None:
         """Kill a worker, settle its task, and give up after repeated failures to start."""
         selector.unregister(worker.stdout)
         self.workers.remove(worker)
-        if worker.task is not None and reply is not None:
-            worker.task.future.set_result(reply)
+        if worker.task is not None and status:
+            worker.task.settle(status, False, reason)
         worker.kill()
         if not worker.ready:
             self.start_failures += 1
@@ -241,13 +251,13 @@ class Pool:
             tasks = list(self.waiting)
             self.waiting.clear()
         for task in tasks:
-            task.future.set_result(("error", False, reason))
+            task.settle("error", False, reason)
 
     def end(self) -> None:
         """Kill all workers and settle all tasks."""
         for worker in self.workers:
             if worker.task is not None:
-                worker.task.future.set_result(("error", False, "the verifier was closed"))
+                worker.task.settle("error", False, "the verifier was closed")
             worker.kill()
         self.workers.clear()
         with self.lock:

@@ -554,7 +554,7 @@ def choice(text: str, words: str | None) -> str | None:
     if words is not None and re.fullmatch(r"\(?[a-z]\)?", words):
         return words.strip("()")
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip()
-    match = re.fullmatch(r"\(?([A-Z])(?:\)|[.:](?= ))?(?: +[^\d=+]*)?", bare)
+    match = re.fullmatch(r"\(?([A-Z])(?:\)|[.:](?= ))?(?: +[^-+*/^=<>\\].*)?", bare)
     if match and (len(bare) == 1 or bare[0] == "(" or bare[1:2] in (")", ".", ":")):
         return match[1].lower()
     return None

@@ -52,10 +52,18 @@ class Verdict:
     reason: str
 
 
+# Prompt formats by name, where their style is called otherwise.
+FORMATS = {
+    "gsm8k_hash": Style.HASH,
+    "gsm8k_tags": Style.TAGS,
+    "tags_example": Style.TAGS,
+}
+
+
 def as_style(style: Style | str) -> Style:
-    """The style that `style` names. UserError for an unknown name."""
+    """The style that `style` (its name or a prompt format's) means. UserError for another name."""
     try:
-        return Style(style)
+        return FORMATS.get(style) or Style(style)
     except ValueError:
         names = ", ".join(Style)
         raise UserError(f"unknown answer style {style!r}: use one of {names}") from None
