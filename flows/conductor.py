@@ -12,7 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
-from flows.terminal import Display, duration, headline
+from flows.headlines import headline
+from flows.terminal import Display, duration
 from ratchet.config import RunConfig
 from ratchet.dag import STAGES
 from ratchet.plan import Plan, PlannedNode, make_plan
@@ -149,7 +150,8 @@ class Conductor:
         """The run ended; the exit code. Prints the verdict, or what stopped it."""
         failed = next((one for one in self.outcomes.values() if not one.ok), None)
         if error is not None:
-            self._close(RunStatus.CANCELLED, f"interrupted: {type(error).__name__}")
+            status = RunStatus.FAILED if isinstance(error, Exception) else RunStatus.CANCELLED
+            self._close(status, str(error) or type(error).__name__)
             return 1
         if failed is None:
             verdict = self.verdict()
@@ -246,7 +248,9 @@ class Conductor:
         )
         took = f"{duration(worker.seconds):<12}" if state is NodeState.DONE else ""
         shown = "stopped" if worker.state is WorkerState.STOPPED else state.value
-        self.display.end(shown, planned.key, message or took + headline(worker.summary))
+        self.display.end(
+            shown, planned.key, message or took + headline(outcome.stage, worker.summary)
+        )
         return outcome
 
     def _tell_result(self, verdict: str) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 from flows.conductor import Conductor, NodeOutcome
-from flows.terminal import KEY_DIGITS, duration, figure, headline
+from flows.headlines import headline
+from flows.terminal import KEY_DIGITS, duration, figure
 from ratchet.dag import STAGES
 from ratchet.plan import PlannedNode
 from ratchet.store.runs import NodeState
@@ -126,7 +127,7 @@ def _lineage_row(conductor: Conductor, planned: PlannedNode) -> str:
     state = "pending" if outcome is None else outcome.state.value
     made_by, took, figures = "", "", ""
     if artifact is not None:
-        figures = _cell(headline(artifact.manifest.summary))
+        figures = _cell(headline(planned.node.stage, artifact.manifest.summary))
         made_by = _linked(artifact.manifest.run_id, _maker(artifact))
         took = duration(artifact.manifest.duration_seconds)
     inputs = list(planned.node.inputs)

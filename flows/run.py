@@ -58,8 +58,9 @@ def run_with_prefect(conductor: Conductor, api_url: str | None) -> int:
             store=str(conductor.store.root), run_id=conductor.record.run_id, return_state=True
         )
         send_what_is_queued()
-    if state.is_failed() and state.data is not None:
-        state.result()  # raises what escaped the flow: a fault of ours
+    escaped = state.result(raise_on_failure=False)
+    if isinstance(escaped, BaseException):
+        raise escaped  # a fault of ours; what stops a stage comes back as a state
     codes = {
         StateType.COMPLETED: 0,
         StateType.FAILED: EXIT_USER_ERROR,

@@ -37,14 +37,6 @@ def figure(value: float) -> str:
     return f"{value:.3g}"
 
 
-def headline(summary: dict[str, Any]) -> str:
-    """The first number of a stage's summary with its name; stages put what matters first."""
-    for name, value in summary.items():
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return f"{name.replace('_', ' ')} {figure(value)}"
-    return ""
-
-
 @dataclass
 class Progress:
     """How far a stage is and how fast it goes."""
@@ -77,7 +69,7 @@ class Progress:
         if self._rate:
             per = f"{figure(self._rate)}/s" if self._rate >= 0.1 else f"{1 / self._rate:.0f} s each"
             parts.append(per)
-            if self.done < self.total:
+            if self.done < self.total and "left" not in self.note:  # the stage may know better
                 parts.append(f"{duration((self.total - self.done) / self._rate)} left")
         if self.note:
             parts.append(self.note)

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from flows.terminal import Display, Progress, duration, figure, headline
+from flows.terminal import Display, Progress, duration, figure
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,6 @@ def test_figure(value: float, text: str) -> None:
     assert figure(value) == text
 
 
-def test_headline_is_the_first_number_and_no_flag() -> None:
-    summary = {"verdict": "better", "flag": True, "live_share": 0.25, "rows": 9}
-    assert headline(summary) == "live share 0.25"
-    assert headline({"verdict": "better"}) == ""
-
-
 def event(done: int, note: str = "") -> dict:
     return {"event": "progress", "done": done, "total": 400, "unit": "questions", "note": note}
 
@@ -49,6 +43,13 @@ def test_rate_counts_only_what_was_done_while_we_watched() -> None:
     # 100 questions in 4 s; the other 200 take 8 s.
     assert progress.text() == "200/400 questions · 25/s · 8.0 s left · loss 0.3"
     assert progress.fraction == 0.5
+
+
+def test_a_stage_that_tells_the_time_left_is_believed() -> None:
+    progress = Progress()
+    progress.update(event(100), now=10.0)
+    progress.update(event(200, "5 s left"), now=14.0)
+    assert progress.text() == "200/400 questions · 25/s · 5 s left"
 
 
 def test_slow_progress_says_seconds_each() -> None:
