@@ -34,6 +34,7 @@ from tasks.rl.settings import (
 )
 from tasks.rl.trainer import RolloutTrainer
 from tasks.rl.watch import Watch
+from tasks.sampler.base import EngineSpec
 from tasks.wandb_run import report_to
 
 
@@ -61,7 +62,6 @@ def build_trainer(
     grpo, dtype = sections.grpo, sections.model.dtype
     style = STYLE_OF[sections.prompt.format]
     rewards, weights = checked_rewards(sections.rewards, style)
-    backend = _backend(ctx, sections)
     policy = load_model(
         ctx.inputs["model"], dtype=training_dtype(grpo, dtype), attention=attention(dtype)
     )
@@ -71,6 +71,16 @@ def build_trainer(
     policy.generation_config = GenerationConfig(
         eos_token_id=stops, bos_token_id=tokenizer.bos_token_id
     )
+    max_model_len = _checked_length(ctx, prompts, sections.sampler)
+    spec = EngineSpec(
+        location=model_location(ctx.inputs["model"]),
+        tokenizer=tokenizer,
+        stop_ids=tuple(stops),
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=min(sections.sampler.max_num_seqs, grpo.prompts_per_step * grpo.group_size),
+        gpu_memory_utilization=grpo.vllm_memory_utilization,
+    )
     config = trl_config(
         grpo,
         folder=ctx.work_dir / "training",
@@ -79,13 +89,13 @@ def build_trainer(
         num_processes=PartialState().num_processes,
         use_vllm=sections.sampler.engine == "vllm",
         max_completion_tokens=sections.sampler.max_completion_tokens,
-        max_model_len=_checked_length(ctx, prompts, sections.sampler),
+        max_model_len=max_model_len,
         stop_token_ids=stops,
         reward_weights=weights,
         report_to=report_to(sections.wandb),
     )
     count = generation_batches(grpo) * grpo.prompts_per_step
-    with backend:
+    with _backend(ctx, sections, spec):
         trainer = RolloutTrainer(
             prompts=prompts,
             style=style,
@@ -103,7 +113,9 @@ def build_trainer(
     return trainer
 
 
-def _backend(ctx: StageContext, sections: Sections) -> AbstractContextManager[None]:
+def _backend(
+    ctx: StageContext, sections: Sections, spec: EngineSpec
+) -> AbstractContextManager[None]:
     """What puts our vLLM backend into the trainer that is made inside; UserError for settings
     that vLLM can't take."""
     if sections.sampler.engine != "vllm":
@@ -116,12 +128,8 @@ def _backend(ctx: StageContext, sections: Sections) -> AbstractContextManager[No
     return colocated(
         AdapterGeneration if by_adapter else MergedGeneration,
         EngineSettings(
-            dtype=sections.model.dtype,
+            spec=spec,
             seed=ctx.seed,
-            max_num_seqs=min(
-                sections.sampler.max_num_seqs, grpo.prompts_per_step * grpo.group_size
-            ),
-            revision=model_location(ctx.inputs["model"]).revision,
             lora_rank=engine_rank(grpo.lora.r) if by_adapter else None,
             folder=ctx.work_dir / "adapters",
         ),

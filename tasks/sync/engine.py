@@ -23,25 +23,19 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
 from ratchet.errors import UserError
+from tasks.sampler.base import EngineSpec
+from tasks.sampler.vllm_engine import cache_gib
 from tasks.sync.adapter import AdapterVersion
-
-CPU_ENVIRONMENT = {
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-}
+from tasks.worker import set_environment
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What an engine needs beside what TRL passes."""
+    """What a colocated engine is made with."""
 
-    dtype: str
-    """Number format, the trainer's: 'float32' or 'bfloat16'."""
+    spec: EngineSpec
+    """The model and how it is sampled, as in every other stage."""
     seed: int
-    max_num_seqs: int
-    """Sequences generated at once."""
-    revision: str | None
-    """Hub revision of the model."""
     lora_rank: int | None
     """Largest rank of adapters, as `engine_rank` gives it; None for an engine without LoRA."""
     folder: Path
@@ -63,28 +57,28 @@ def engine_rank(rank: int) -> int:
 def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
     """Arguments of the engine that replace TRL's."""
     arguments: dict[str, Any] = {
-        "dtype": settings.dtype,
+        "dtype": settings.spec.dtype,
         "seed": settings.seed,
-        "max_num_seqs": settings.max_num_seqs,
-        "revision": settings.revision,
+        "max_num_seqs": settings.spec.max_num_seqs,
+        "revision": settings.spec.location.revision,
+        "skip_tokenizer_init": True,  # token ids go in and come out
+        "generation_config": "vllm",  # no sampling defaults out of the checkpoint
+        "disable_log_stats": True,
         "enforce_eager": current_platform.is_cpu(),
     }
     if settings.lora_rank is not None:
-        arguments |= {
-            "enable_lora": True,
-            "max_loras": 1,
-            "max_lora_rank": settings.lora_rank,
-        }
+        arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": settings.lora_rank}
     return arguments
 
 
 @contextmanager
-def engine_process() -> Iterator[None]:
+def engine_process(spec: EngineSpec) -> Iterator[None]:
     """Around the making of an engine in this process: set what it reads from the environment and
     give the trainer its threads back, which vLLM cuts to one on a CPU."""
+    set_environment()
     if current_platform.is_cpu():
-        for name, value in CPU_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(spec, memory))
     num_threads = torch.get_num_threads()
     try:
         yield

@@ -78,7 +78,7 @@ class ColocatedGeneration(VLLMGeneration):
         def build(**given: Any) -> LLM:
             return self.llm_class(**(given | engine_arguments(self.settings)))
 
-        with engine_process(), _replaced(vllm_generation, "LLM", build):
+        with engine_process(self.settings.spec), _replaced(vllm_generation, "LLM", build):
             super()._init_vllm()
 
     def sync_weights(self) -> None:
