@@ -242,6 +242,7 @@ def run(ctx: StageContext, *, evaluate: EvaluateConfig) -> StageResult:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in flips)
     (ctx.out_dir / "verdict.txt").write_text(verdict + "\n", encoding="utf-8")
     summary = {
+        "num_questions": len(questions),
         "verdict": verdict,
         "outcome": verdicts[0].outcome.value,
         "verdicts": [item.as_dict() for item in verdicts],

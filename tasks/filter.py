@@ -270,7 +270,12 @@ def run(ctx: StageContext, *, filter: FilterConfig, grpo: GrpoConfig) -> StageRe
     table = selection_table(groups, selection, filter)
     _assert_disjoint(table)
     ctx.write_table("selection", table)
+    ctx.log(
+        f"{selection.count(Role.RL):,} questions for RL, {rl_live_share:.0%} of their groups "
+        f"expected live; recommendation: {advice.action.value}"
+    )
     summary = {
+        "num_rl_questions": selection.count(Role.RL),
         "roles": {role.value: selection.count(role) for role in ROLES},
         "roles_by_bucket": _roles_by_bucket(groups, selection, filter),
         "num_easy_kept": int(selection.easy_q.sum()),

@@ -13,7 +13,7 @@ from made_up import context
 from made_up_run import HOSTILE, make_run
 
 from ratchet.config import EvaluateConfig
-from ratchet.report import curves
+from ratchet.report import curves, plots
 from ratchet.report.figures import VARIABLES, smooth
 from ratchet.report.gather import DriftGuard, gather
 from ratchet.report.ledger import grpo_ledger, live_rows, presample_ledger
@@ -199,6 +199,23 @@ def test_drift_that_leaves_its_band_is_the_title(nodes: dict[str, Artifact]) -> 
     assert "3 of 10 steps leave the guard band, the first at step 8" in chart.title
     assert GUARD.limit([1e-3, 2e-3, 3e-3, 1.0]) == pytest.approx(0.02)
     assert GUARD.limit([1e-6] * 5) == 1e-3
+
+
+def test_the_title_of_the_bands_names_those_that_moved(nodes: dict[str, Artifact]) -> None:
+    from dataclasses import replace
+
+    data = gather(nodes, "test-run", GUARD)
+    # 0.02 would do for one band, not for four: 0.05 / 4 = 0.0125
+    found = {"1": (0.02, 0.1), "2": (0.01, 0.2), "3": (0.5, 0.0), "4": (0.001, -0.3)}
+    compared = [
+        row | {"p_value": p, "difference": d, "ci_low": d - 0.05, "ci_high": d + 0.05}
+        for row in data.compared
+        if row["band"] in found
+        for p, d in [found[row["band"]]]
+    ]
+    chart = plots.by_band(replace(data, compared=compared))
+    assert chart is not None
+    assert chart.title == "Bands of symbolic that move beyond the noise: 2 (+20.0), 4 (−30.0)"
 
 
 def test_live_rows_are_found_per_group() -> None:

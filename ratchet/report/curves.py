@@ -13,6 +13,7 @@ from ratchet.report.figures import (
     BAND,
     BASE,
     INK,
+    MUTED,
     RL,
     SECOND,
     WARM,
@@ -52,6 +53,7 @@ def _curve(axes: Axes, found: Series, colour: str, label: str | None = None) -> 
     steps, values = found
     axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.35)
     axes.plot(steps, smooth(values), color=colour, label=label)
+    axes.locator_params(axis="x", integer=True)
 
 
 def reward_names(rows: Sequence[Row]) -> list[str]:
@@ -103,8 +105,7 @@ def rewards(data: Gathered) -> Chart | None:
             quiet(panel)
         for panel in panels[len(names) :]:
             panel.set_axis_off()
-        for panel in panels[max(0, len(names) - 2) : len(names)]:
-            panel.set_xlabel("step")
+        figure.supxlabel("step", color=MUTED, fontsize=9)
         svg = to_svg(figure, "rewards")
     most = max(moved, key=lambda name: moved[name])
     title = (

@@ -86,7 +86,7 @@ def forest(data: Gathered) -> Chart:
     caption = (
         f"The arm {data.arm_name(last)} minus {data.arm_name(first)}, greedy answers, with paired "
         f"{percent(data.confidence, 0)} bootstrap intervals; bands below their benchmark. Lenient "
-        "counts the maths alone."
+        "counts the maths alone. A dot without a line: no answer changed."
     )
     return Chart(_gain_title(strict, data.confidence), svg, caption)
 
@@ -122,18 +122,28 @@ def by_band(data: Gathered) -> Chart | None:
         quiet(axes)
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=4, handletextpad=0.2)
         svg = to_svg(figure, "bands")
-    gains = [
-        (row["difference"], row["band"])
+    caption = (
+        f"Strict accuracy, greedy, with {percent(data.confidence, 0)} Wilson intervals. A band is "
+        f"beyond the noise at {percent(data.confidence, 0)} for all {len(bands)} bands together "
+        "(Bonferroni)."
+    )
+    return Chart(_band_title(data, benchmark), svg, caption)
+
+
+def _band_title(data: Gathered, benchmark: str) -> str:
+    """Which bands moved from the first to the last arm, allowing for the number of bands."""
+    rows = [
+        row
         for row in data.pair_rows(data.arms[0], data.arms[-1], "strict")
         if row["benchmark"] == benchmark and row["band"] != "all"
     ]
-    (most, where), (least, elsewhere) = max(gains), min(gains)
-    title = (
-        f"The largest gain on {benchmark} is in band {where} ({points(most)} points), the smallest "
-        f"in band {elsewhere} ({points(least)})"
-    )
-    caption = f"Strict accuracy, greedy, with {percent(data.confidence, 0)} Wilson intervals."
-    return Chart(title, svg, caption)
+    level = 1 - (1 - data.confidence) / len(rows)
+    moved = [
+        f"{row['band']} ({points(row['difference'])})" for row in rows if direction(row, level)
+    ]
+    if not moved:
+        return f"No band of {benchmark} moves beyond the noise"
+    return f"Bands of {benchmark} that move beyond the noise: {', '.join(moved)}"
 
 
 def pass_rates(data: Gathered) -> Chart:
@@ -155,8 +165,8 @@ def pass_rates(data: Gathered) -> Chart:
     wrong_strict = found["buckets_strict"]["always_wrong"]
     wrong = found["buckets_lenient"]["always_wrong"]
     title = (
-        f"{wrong_strict:,} of {found['num_questions']:,} questions look always wrong; "
-        f"{wrong_strict - wrong:,} of them fail by format alone"
+        f"{wrong_strict:,} of {found['num_questions']:,} questions look always wrong, "
+        f"{wrong_strict - wrong:,} of them by format alone"
         if wrong_strict
         else f"No question of {found['num_questions']:,} is always wrong"
     )

@@ -196,4 +196,5 @@ def render(data: Gathered) -> str:
         configs=configs(data),
         versions=versions(data),
         totals=totals,
+        devices=sorted({manifest.device for manifest in manifests.values()}),
     )
