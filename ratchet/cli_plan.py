@@ -176,8 +176,8 @@ def _print_plan(config: RunConfig, rows: list[dict]) -> None:
     from ratchet.dag import STAGES
 
     table = Table(title=f"Plan for '{config.name}'", title_justify="left", box=None, pad_edge=False)
-    for heading in ("stage", "", "key", "from", "why it runs, or what it does", "took"):
-        table.add_column(heading, overflow="fold")
+    for heading in ("stage", "", "key", "from", "why it runs, or what it does", "last took"):
+        table.add_column(heading, overflow="fold", no_wrap=heading in ("stage", "", "key"))
     for row in rows:
         reuse = row["state"] == "reuse"
         inputs = list(row["inputs"].values())
@@ -186,7 +186,7 @@ def _print_plan(config: RunConfig, rows: list[dict]) -> None:
             row["node"],
             "[green]reuse[/]" if reuse else "[yellow]run[/]",
             row["key"][:8],
-            "everything" if len(inputs) > 4 else ", ".join(inputs),
+            ", ".join(inputs) if len(inputs) < 4 else f"{len(inputs)} stages",
             row["why"] or f"[dim]{STAGES[row['stage']].gist}[/]",
             "" if last is None else f"{last:.0f} s",
         )
@@ -195,5 +195,5 @@ def _print_plan(config: RunConfig, rows: list[dict]) -> None:
     num_run = sum(row["state"] == "run" for row in rows)
     console.print(
         f"\n{num_run} of {len(rows)} stages would run, {len(rows) - num_run} are reused. "
-        "'took' is the last time here; nothing was started."
+        "Nothing was started."
     )

@@ -16,6 +16,8 @@ from ratchet.store.keys import artifact_key
 from ratchet.store.runs import RunRecord
 from ratchet.store.store import Store
 
+OTHER_INPUTS = "other inputs"
+
 
 @dataclass(frozen=True)
 class PlannedNode:
@@ -117,7 +119,7 @@ def _why_new(planned: PlannedNode, store: Store, previous: RunRecord | None) -> 
     ]
     if old.code_version != planned.code_version:
         reasons.append("its code has changed")
-    return "; ".join(reasons) or "other inputs"
+    return "; ".join(reasons) or OTHER_INPUTS
 
 
 def make_plan(
@@ -150,8 +152,8 @@ def make_plan(
             why = "asked for"
         elif found is None:
             why = _why_new(planned, store, previous)
-            if above and why in ("other inputs", "not made yet"):
-                why = f"needs {', '.join(above)}"
+            if above and why == OTHER_INPUTS:
+                why = f"its input changes: {', '.join(dict.fromkeys(above))}"
         elif (role := store.stale_parent(found)) is not None:
             why = f"'{role}' was made anew since"
         elif above:

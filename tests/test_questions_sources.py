@@ -262,3 +262,13 @@ def test_every_kind_has_a_reader() -> None:
     from ratchet.questions.load import READERS
 
     assert set(SourceKind) == {*READERS, SourceKind.FILE, SourceKind.SYMBOLIC}
+
+
+@pytest.mark.needs_shared
+def test_a_folder_with_the_original_svamp_file_has_its_splits(shared: Path) -> None:
+    folder = str(shared / "data" / "svamp")
+    train = load_source(SourceConfig(kind="svamp", path=folder, split="train"), "train")
+    test = load_source(SourceConfig(kind="svamp", path=folder, split="test"), "test")
+    assert (len(train), len(test)) == (700, 300)
+    with pytest.raises(UserError, match="has no split 'dev'"):
+        load_source(SourceConfig(kind="svamp", path=folder, split="dev"), "dev")

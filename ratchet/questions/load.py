@@ -21,7 +21,15 @@ from ratchet.config import SourceConfig, SourceKind
 from ratchet.errors import UserError
 from ratchet.questions import deepmath, gsm8k, math500, own_file, svamp, symbolic
 from ratchet.questions.base import BadRowError, Parsed, Question, Reader, question_id
-from ratchet.questions.files import ENDINGS, Table, existing, read_tables, split_files, table_files
+from ratchet.questions.files import (
+    ENDINGS,
+    SPLIT_NAMES,
+    Table,
+    existing,
+    read_tables,
+    split_files,
+    table_files,
+)
 from ratchet.questions.hub import read_hub
 
 Role = Literal["train", "warmup", "dev", "test"]
@@ -212,14 +220,20 @@ def _local(source: SourceConfig) -> Path | None:
     """The local path of a source, None where its rows are on the hub.
 
     Something that exists is local; otherwise `owner/name` is a hub id unless it ends like a
-    table. UserError for anything else.
+    table. For a source whose original file holds all splits, a folder's only table is that file.
+    UserError for anything else.
     """
     if source.path is None:
         return None
     path = Path(source.path)
     if not path.expanduser().exists() and _HUB_ID.fullmatch(source.path):
         return None if path.suffix not in ENDINGS else existing(path)
-    return existing(path)
+    path = existing(path)
+    if path.is_dir() and source.kind in READERS and READERS[source.kind].file_splits:
+        tables = table_files(path)
+        if len(tables) == 1 and tables[0].stem not in SPLIT_NAMES:
+            return tables[0]
+    return path
 
 
 def fingerprint(source: SourceConfig) -> str:

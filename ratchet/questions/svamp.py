@@ -2,7 +2,7 @@
 
 Reads the original file (one list) and the hub's copy (train and test, answers as text). Of the
 original file, split 'train' is the first 700 rows and 'test' the other 300; that is our cut, the
-hub's has the same sizes and other rows. Without a split all rows are read. The
+hub's has the same sizes, maybe of other rows. Without a split all rows are read. The
 question is body and question joined by us in both, so that one problem has one text. The equation
 becomes a reference solution annotated as GSM8K annotates its own; it is left out where it does
 not give the answer.
