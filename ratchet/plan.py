@@ -54,6 +54,7 @@ def _fingerprints(node: Node, config: RunConfig) -> dict[str, str]:
     """Hashes of what a node's sections point at outside the store."""
     from ratchet import model_check, prompts
     from ratchet.questions import load
+    from ratchet.report import templates
 
     sections = STAGES[node.stage].sections
     found: dict[str, str] = {}
@@ -67,6 +68,8 @@ def _fingerprints(node: Node, config: RunConfig) -> dict[str, str]:
     if node.stage == "benchmark":
         for prompt_format in config.benchmark.formats:
             found[f"prompt.{prompt_format}"] = prompts.fingerprint(prompt_format)
+    if node.stage == "report":
+        found["page"] = templates.fingerprint()
     if "prompt" in sections:
         found["prompt"] = prompts.fingerprint(config.prompt.format)
     return found

