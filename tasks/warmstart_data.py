@@ -233,3 +233,17 @@ def training_order(num_examples: int, num_rows: int, seed: int) -> list[int]:
         shuffler.shuffle(one_pass)
         order += one_pass
     return order[:num_rows]
+
+
+def by_length_within_batches(
+    order: Sequence[int], lengths: Sequence[int], batch_size: int
+) -> list[int]:
+    """`order` with each batch's examples sorted by length, shortest first.
+
+    The batches stay what they are, so training does too; micro-batches hold less padding.
+    """
+    return [
+        index
+        for start in range(0, len(order), batch_size)
+        for index in sorted(order[start : start + batch_size], key=lambda i: lengths[i])
+    ]

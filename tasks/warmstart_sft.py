@@ -37,6 +37,7 @@ from tasks.warmstart_data import (
     IGNORED,
     Example,
     build_examples,
+    by_length_within_batches,
     training_order,
     warmup_questions,
 )
@@ -134,6 +135,8 @@ def run(
     examples = found.examples
     order = training_order(len(examples), math.ceil(len(examples) * sft.epochs), ctx.seed)
     num_steps = math.ceil(len(order) / sft.batch_size)
+    lengths = [len(example.input_ids) for example in examples]
+    order = by_length_within_batches(order, lengths, sft.batch_size)
     ctx.log(
         f"{len(examples)} examples, {num_steps} steps; left out: {found.num_without_solution} "
         f"without a reference solution, {found.num_too_long} too long"

@@ -22,6 +22,7 @@ from tasks.warmstart_data import (
     IGNORED,
     ExampleSet,
     build_examples,
+    by_length_within_batches,
     check_full_marks,
     end_of_turn_id,
     training_order,
@@ -166,6 +167,12 @@ def test_training_order_is_whole_passes() -> None:
     assert order[:5] != order[5:10]
     assert len(set(order[10:])) == 2
     assert order == training_order(5, 12, seed=3) != training_order(5, 12, seed=4)
+
+
+def test_sorting_by_length_moves_nothing_to_another_batch() -> None:
+    lengths = [9, 1, 5, 7, 3]
+    assert by_length_within_batches([0, 1, 2, 3, 4, 0], lengths, 3) == [1, 2, 0, 4, 3, 0]
+    assert by_length_within_batches([3, 1, 4, 2], lengths, 3) == [1, 4, 3, 2]
 
 
 @pytest.mark.needs_shared
