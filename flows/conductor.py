@@ -86,6 +86,9 @@ class Conductor:
             force=frozenset(self.record.force),
             previous=None if based_on is None else load_run(store, based_on),
         )
+        # The code may have changed since the run was recorded, and keys with it.
+        for planned in self.plan.nodes:
+            self.record = self.record.with_node(planned.node.name, key=planned.key)
         self.needed = self.plan.needed(self.record.targets, self.config)
         self.display = display or Display([planned.node.name for planned in self.needed])
         self.stop = stop or StopRequest()
