@@ -45,11 +45,11 @@ from ratchet.verifier.extract import (
 )
 from ratchet.verifier.numbers import (
     Value,
+    count_numbers,
     is_bare_number,
     magnitude,
-    number_tokens,
-    plain_chars,
     read_number,
+    values_in,
 )
 
 RewardFunction = Callable[..., list[float | None]]
@@ -154,22 +154,12 @@ def lenient_correctness_check(
         if one is Style.BOXED:
             out.append(next(judged))
         else:
-            out.append(None if value is None else float(value in numbers_in(text)))
+            out.append(None if value is None else float(value in values_in(text)))
     return out
 
 
-def numbers_in(text: str) -> set[Value]:
-    """The values of all numbers in running text."""
-    values: set[Value] = set()
-    for token in {token.rstrip(".,") for _, token in number_tokens(plain_chars(text))}:
-        value = read_number(token)
-        if value is not None:
-            values.add(value)
-    return values
-
-
 def magnitudes(text: str) -> set[Value]:
-    return {magnitude(value) for value in numbers_in(text)}
+    return {magnitude(value) for value in values_in(text)}
 
 
 def format_check(
@@ -233,7 +223,7 @@ def steps_of(question: str, solution: str, gold: str) -> Steps:
     return Steps(
         frozenset(results - given),
         frozenset(results | given | magnitudes(body)),
-        len(number_tokens(plain_chars(body))),
+        count_numbers(body),
     )
 
 
@@ -271,7 +261,7 @@ def step_check(
 
 def restraint(text: str, found: set[Value], steps: Steps) -> float:
     """1 for a completion with no more numbers than a solution would hold, less for more."""
-    numbers = len(number_tokens(plain_chars(text)))
+    numbers = count_numbers(text)
     stray = len(found - steps.known)
     allowed = NUMBERS_PER_REFERENCE_NUMBER * steps.num_numbers + SPARE_NUMBERS
     allowed_stray = SPARE_STRAY_VALUES + len(steps.results)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from fractions import Fraction
+from functools import lru_cache
 
 Value = int | Fraction
 
@@ -69,10 +70,12 @@ UNIT_CHARS = re.compile(r"(?:[^\W\d_]|[°'./ \-²³€£¥₹¢]|(?<=[A-Za-z])\^
 UNIT_START = re.compile(r"[^\W\d_]|[°²³€£¥₹¢/(]")
 FRAC = re.compile(r"\\[dtc]?frac *(\{[^{}]*\}|[0-9]) *(\{[^{}]*\}|[0-9])")
 TEXT = re.compile(r"\\(?:text|mbox|mathrm|textbf|textnormal|mathbf|textit) *\{([^{}]*)\}")
+# Starts with a character class, which the matcher finds fast; the look-behinds come after it.
 TOKEN = re.compile(
-    r"(?<![A-Za-z0-9_^])(?:[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+)"
+    r"[0-9.](?<![A-Za-z0-9_^][0-9.])(?:(?<=[0-9])[0-9,]*(?:\.[0-9]+)?|(?<=\.)[0-9]+)"
     r"(?:[eE][+-]?[0-9]+(?![A-Za-z0-9_]))?(?:/[0-9][0-9,.]*(?:/[0-9]+)*)?"
 )
+BEFORE_DIGITS = "-$€£¥₹\\"
 
 
 def plain_chars(text: str) -> str:
@@ -183,17 +186,12 @@ def is_bare_number(text: str) -> bool:
     return re.fullmatch(rf"\s*[+-]?(?:{NUMBER})\s*", plain_chars(text)) is not None
 
 
-def token_value(token: str) -> Value | None:
-    """The value of a number found in running text, or None if its separators are improper."""
-    return read_number(token.rstrip(".,"))
-
-
 def is_sign(text: str, at: int) -> bool:
-    """Whether the minus at `at` is a sign, not a subtraction or a hyphen."""
+    """Whether the minus at `at` is a sign: "is -3" and "(-3)", but not "10-3" or "10 -3"."""
     before = text[max(0, at - 2) : at]
     if not before:
         return True
-    if before[-1] == " ":
+    if before[-1].isspace():
         return len(before) == 1 or not (before[-2].isdigit() or before[-2] in ")]%")
     return not (before[-1].isalnum() or before[-1] in ")]}%_.")
 
@@ -202,11 +200,30 @@ def number_tokens(text: str, start: int = 0) -> list[tuple[int, str]]:
     """(end, token with its sign) of every number in running text from `start`, in order."""
     found = []
     for match in TOKEN.finditer(text, start):
+        begin = match.start()
         token = match[0]
-        mark = match.start() - 1
-        while mark >= 0 and text[mark] in "$€£¥₹\\":
-            mark -= 1
-        if mark >= 0 and text[mark] == "-" and is_sign(text, mark):
-            token = "-" + token
+        if begin and text[begin - 1] in BEFORE_DIGITS:
+            mark = begin - 1
+            while mark >= 0 and text[mark] in "$€£¥₹\\":
+                mark -= 1
+            if mark >= 0 and text[mark] == "-" and is_sign(text, mark):
+                token = "-" + token
         found.append((match.end(), token))
     return found
+
+
+@lru_cache(maxsize=65_536)
+def token_value(token: str) -> Value | None:
+    """The value of a token of running text, None where its separators are improper."""
+    return read_number(token.rstrip(".,"))
+
+
+def values_in(text: str) -> set[Value]:
+    """The values of all numbers in running text."""
+    tokens = {token for _, token in number_tokens(plain_chars(text))}
+    return {value for token in tokens if (value := token_value(token)) is not None}
+
+
+def count_numbers(text: str) -> int:
+    """How many numbers stand in running text."""
+    return len(TOKEN.findall(plain_chars(text)))

@@ -62,6 +62,8 @@ FORMATS = {
 
 def as_style(style: Style | str) -> Style:
     """The style that `style` (its name or a prompt format's) means. UserError for another name."""
+    if style.__class__ is Style:
+        return style
     try:
         return FORMATS.get(style) or Style(style)
     except ValueError:
