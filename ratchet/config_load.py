@@ -39,9 +39,9 @@ def preset_gist(name: str) -> str:
 
 
 def _nearest(name: str, known: Sequence[str]) -> str:
-    """'; did you mean …?' for the nearest known name, or nothing."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean '{close[0]}'?" if close else ""
+    """'; did you mean …?' for the nearest known name; a full stop if none is near."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
+    return f"; did you mean '{close[0]}'?" if close else "."
 
 
 def preset_path(preset: str) -> Path:
