@@ -121,7 +121,7 @@ def unwrap(text: str) -> str:
         text = FRAC.sub(
             lambda m: f"\\frac{{{m[1].strip('{}').strip()}}}{{{m[2].strip('{}').strip()}}}", text
         )
-        text = TEXT.sub(r" \1 ", text)
+        text = TEXT.sub(r" \1", text)
         text = text.replace("^{\\circ}", "°").replace("^\\circ", "°")
     text = text.replace("{,}", ",").replace("$", "")
     return " ".join(text.split())
