@@ -167,6 +167,34 @@ def test_both_engines_give_the_same_logprobs(seedling: Artifact, prompts: list[l
         assert min(left) < -0.01  # not all certain: the comparison says something
 
 
+@pytest.mark.slow
+@pytest.mark.skipif(NO_VLLM, reason="vLLM isn't installed")
+def test_the_cache_on_a_cpu_is_what_all_sequences_need_within_an_eighth(
+    seedling: Artifact,
+) -> None:
+    from transformers import LlamaConfig, Qwen2Config
+
+    from tasks.sampler.vllm_engine import cache_gib
+
+    spec = EngineSpec(
+        location=ModelLocation("", None),
+        tokenizer=load_tokenizer(seedling),
+        stop_ids=(1,),
+        dtype="float32",
+        max_model_len=1024,
+        max_num_seqs=128,
+        gpu_memory_utilization=0.5,
+    )
+    shape = {"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3}
+    llama = LlamaConfig(hidden_size=576, **shape)
+    # 2 × 30 layers × 3 heads × 64 × 4 bytes = 46,080 bytes a token; 128 × 1,024 tokens: 5.6 GiB
+    assert cache_gib(llama, spec, 1024 * 2**30) == 6
+    assert cache_gib(llama, spec, 16 * 2**30) == 2
+    assert cache_gib(llama, spec, 4 * 2**30) == 1
+    # Qwen2's configuration names no head_dim.
+    assert cache_gib(Qwen2Config(hidden_size=576, **shape), spec, 1024 * 2**30) == 6
+
+
 def test_text_leaves_out_the_end_and_what_follows_it(tmp_path: Path, seedling: Artifact) -> None:
     tokenizer = load_tokenizer(seedling)
     end = tokenizer.eos_token_id

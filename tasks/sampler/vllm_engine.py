@@ -22,26 +22,26 @@ from tasks.worker import set_environment
 set_environment()  # vLLM reads its settings when it is imported
 
 import torch  # noqa: E402
-from transformers import AutoConfig  # noqa: E402
+from transformers import AutoConfig, PretrainedConfig  # noqa: E402
 from vllm import LLM, RequestOutput, SamplingParams  # noqa: E402
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory  # noqa: E402
 from vllm.platforms import current_platform  # noqa: E402
 
 GIB = 2**30
-MAX_CPU_CACHE_SHARE = 0.25
+MAX_CPU_CACHE_SHARE = 0.125
 TOKENS_PER_STEP_CPU = 4096
 TOKENS_PER_STEP_GPU = 8192
 
 
-def cache_gib(spec: EngineSpec, memory_bytes: int) -> int:
+def cache_gib(config: PretrainedConfig, spec: EngineSpec, memory_bytes: int) -> int:
     """Key-value cache on a CPU, in whole GiB as vLLM takes it: room for all sequences at full
-    length, but no more than a quarter of the memory and at least one."""
-    config = AutoConfig.from_pretrained(
-        spec.location.path, revision=spec.location.revision
-    ).get_text_config()
-    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
-    heads = config.num_key_value_heads * config.num_hidden_layers
-    token_bytes = 2 * heads * head_dim * (4 if spec.dtype == "float32" else 2)
+    length, but no more than an eighth of the memory and at least one. `config` is the language
+    model's."""
+    facts = config.to_dict()  # not every architecture sets these two
+    heads = facts.get("num_key_value_heads") or config.num_attention_heads
+    head_dim = facts.get("head_dim") or config.hidden_size // config.num_attention_heads
+    number_bytes = 4 if spec.dtype == "float32" else 2
+    token_bytes = 2 * config.num_hidden_layers * heads * head_dim * number_bytes
     need = spec.max_num_seqs * spec.max_model_len * token_bytes
     return max(1, min(-(-need // GIB), int(memory_bytes * MAX_CPU_CACHE_SHARE) // GIB))
 
@@ -61,7 +61,10 @@ class VllmSampler:
         self.on_cpu = current_platform.is_cpu()
         if self.on_cpu:
             memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(spec, memory))
+            config = AutoConfig.from_pretrained(
+                spec.location.path, revision=spec.location.revision, trust_remote_code=False
+            ).get_text_config()
+            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(config, spec, memory))
         per_step = TOKENS_PER_STEP_CPU if self.on_cpu else TOKENS_PER_STEP_GPU
         self.llm = LLM(
             spec.location.path,
