@@ -12,6 +12,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+from rich.markup import escape
+
 from flows.headlines import headline
 from flows.terminal import Display, duration
 from ratchet.config import RunConfig
@@ -259,10 +261,12 @@ class Conductor:
     def _tell_result(self, verdict: str) -> None:
         report = self.outcomes.get("report")
         if verdict:
-            self.display.line(f"\n[bold]Verdict:[/] {verdict}")
+            self.display.line("\n[bold]Verdict[/]")
+            for part in verdict.split(" | "):
+                self.display.line(f"  {escape(part)}")
         if report is not None:
             path = self.store.folder(report.stage, report.key) / "report.html"
-            self.display.line(f"[bold]Report:[/]  {path}")
+            self.display.line(f"[bold]Report[/]  {path}")
 
     def _close(self, status: RunStatus, message: str) -> None:
         self._update(status=status, message=message, finished_at=now())

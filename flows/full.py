@@ -31,7 +31,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 from prefect.utilities.engine import link_state_to_flow_run_result
 
 from flows.conductor import Conductor, NodeOutcome
-from flows.pages import node_page, run_page
+from flows.pages import drawn_inputs, node_page, run_page
 from flows.publish import (
     ProgressPage,
     create_device_limit,
@@ -131,7 +131,7 @@ def _bring_all_about(conductor: Conductor) -> State[Any] | None:
     """Run the nodes in order; the state of the one that stopped the run, or None."""
     refs: dict[str, str] = {}
     for planned in conductor.needed:
-        inputs = {role: refs[name] for role, name in planned.node.inputs.items()}
+        inputs = {role: refs[name] for role, name in drawn_inputs(planned).items()}
         with _heartbeats(planned):
             state = _node_flow(conductor, planned)(
                 node=planned.node.name, key=planned.key, inputs=inputs, return_state=True

@@ -103,18 +103,23 @@ def node_page(conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome) 
     return "\n".join(lines)
 
 
+def drawn_inputs(planned: PlannedNode) -> dict[str, str]:
+    """The inputs of a node that pictures show; the report's are everything and would hide the
+    pipeline, so only the last before it is kept."""
+    inputs = planned.node.inputs
+    return {"compare": inputs["compare"]} if planned.node.stage == "report" else inputs
+
+
 def _mermaid(conductor: Conductor) -> list[str]:
     ids = {planned.node.name: f"n{index}" for index, planned in enumerate(conductor.needed)}
-    lines = ["```mermaid", "flowchart LR"]
+    lines = ["```mermaid", "flowchart TD"]
     lines += [f"  classDef {state} {colour}" for state, colour in COLOURS.items()]
     for planned in conductor.needed:
         name = planned.node.name
         outcome = conductor.outcomes.get(name)
         state = NodeState.PENDING if outcome is None else outcome.state
         lines.append(f'  {ids[name]}["{name}<br/>{planned.key[:KEY_DIGITS]}"]:::{state}')
-        # The report reads everything; its arrows would hide the pipeline.
-        drawn = ["compare"] if planned.node.stage == "report" else planned.node.inputs.values()
-        lines += [f"  {ids[above]} --> {ids[name]}" for above in drawn]
+        lines += [f"  {ids[above]} --> {ids[name]}" for above in drawn_inputs(planned).values()]
         if (maker := _maker(conductor.artifact(name))) is not None:
             lines.append(f'  click {ids[name]} "{RUN_PATH}/{maker}"')
     return [*lines, "```"]
@@ -128,7 +133,10 @@ def _lineage_row(conductor: Conductor, planned: PlannedNode) -> str:
     made_by, took, figures = "", "", ""
     if artifact is not None:
         figures = _cell(headline(planned.node.stage, artifact.manifest.summary))
-        made_by = _linked(artifact.manifest.run_id, _maker(artifact))
+        run_id = artifact.manifest.run_id
+        made_by = _linked(
+            "this run" if run_id == conductor.record.run_id else run_id, _maker(artifact)
+        )
         took = duration(artifact.manifest.duration_seconds)
     inputs = list(planned.node.inputs)
     source = "everything" if len(inputs) > 5 else ", ".join(planned.node.inputs.values())
@@ -141,17 +149,20 @@ def run_page(conductor: Conductor, verdict: str) -> str:
     record = conductor.record
     lines = [f"# {record.name}", ""]
     if verdict:
-        lines += [f"**Verdict: {verdict}**", ""]
+        lines += ["**Verdict**", "", *(f"- {part}" for part in verdict.split(" | ")), ""]
     failed = [outcome for outcome in conductor.outcomes.values() if not outcome.ok]
     lines += [f"**{outcome.name} failed**: {outcome.message}\n" for outcome in failed]
     lines += [f"Run `{record.run_id}`, asked for by `{record.command}`.", ""]
     if record.based_on is not None:
         lines += [f"Settings taken from run `{record.based_on}`.", ""]
     lines += _mermaid(conductor)
+    compared = conductor.artifact("compare") if "compare" in conductor.outcomes else None
+    if compared is not None:
+        lines += ["", compared.manifest.markdown.removeprefix(f"**{verdict}**")]
     lines += [
         "",
-        "| stage | state | key | from | made by run | took |",
-        "|---|---|---|---|---|---|",
+        "| stage | state | key | figure | from | made by run | took |",
+        "|---|---|---|---|---|---|---|",
     ]
     lines += [_lineage_row(conductor, planned) for planned in conductor.needed]
     lines += ["", f"`ratchet show {record.run_id}` · `ratchet lineage {record.run_id}`"]
