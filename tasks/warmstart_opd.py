@@ -124,6 +124,23 @@ def _models(
     return student, teacher.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def _settings(
+    ctx: StageContext,
+    model: ModelConfig,
+    sampler: SamplerConfig,
+    opd: OpdConfig,
+    wandb: WandbConfig,
+) -> DistillationConfig:
+    """TRL's configuration. Its own shuffling is off: the rows lie in training order."""
+    return DistillationConfig(
+        **trainer_arguments(ctx, opd, "opd", model=model, num_steps=opd.steps, wandb=wandb),
+        beta=opd.beta,
+        temperature=opd.temperature,
+        max_completion_length=sampler.max_completion_tokens,
+        shuffle_dataset=False,
+    )
+
+
 def run(
     ctx: StageContext,
     *,
@@ -148,10 +165,9 @@ def run(
         ctx, teacher, tokenizer, questions, prompts, prompt=prompt, sampler=sampler
     )
     order = training_order(len(prompts), opd.steps * opd.batch_size, ctx.seed)
+    start = model_location(ctx.inputs["model"]).path
     guard = NanGuard(
-        Setting(
-            "opd", ATTENTION, model.dtype, model_location(ctx.inputs["model"]).path, opd.teacher
-        ),
+        Setting("opd", ATTENTION, model.dtype, start, opd.teacher),
         [row["question_id"] for row in questions],
         ctx.work_dir,
     )
@@ -164,13 +180,7 @@ def run(
             guard,
             model=student,
             teacher_model=teacher,
-            args=DistillationConfig(
-                **trainer_arguments(ctx, opd, "opd", model=model, num_steps=opd.steps, wandb=wandb),
-                beta=opd.beta,
-                temperature=opd.temperature,
-                max_completion_length=sampler.max_completion_tokens,
-                shuffle_dataset=False,
-            ),
+            args=_settings(ctx, model, sampler, opd, wandb),
             train_dataset=Dataset.from_list([{EXAMPLE: i, "prompt": prompts[i]} for i in order]),
             processing_class=tokenizer,
             peft_config=lora_config(opd.lora),

@@ -108,6 +108,40 @@ def dataset(examples: list[Example], order: list[int]) -> Dataset:
     )
 
 
+def _trainer(
+    ctx: StageContext,
+    arguments: dict[str, Any],
+    tokenizer: PreTrainedTokenizerBase,
+    examples: list[Example],
+    order: list[int],
+    sft: SftConfig,
+    dtype: str,
+) -> GuardedSftTrainer:
+    """The trainer over `examples` in `order`, on the starting model."""
+    start = ctx.inputs["model"]
+    # Padding is masked everywhere, so any token will do where the tokenizer names none.
+    pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
+    return GuardedSftTrainer(
+        NanGuard(
+            Setting("sft", sft.attention, dtype, model_location(start).path),
+            [example.question_id for example in examples],
+            ctx.work_dir,
+        ),
+        model=load_model(start, dtype="float32", attention=sft.attention),
+        args=TrlSftConfig(
+            **arguments,
+            max_length=None,  # examples that are too long were left out, none is cut
+            dataset_kwargs={"skip_prepare_dataset": True},
+            train_sampling_strategy="sequential",
+        ),
+        train_dataset=dataset(examples, order),
+        data_collator=Collator(pad_id),
+        processing_class=tokenizer,
+        peft_config=lora_config(sft.lora),
+        callbacks=callbacks(ctx),
+    )
+
+
 def run(
     ctx: StageContext,
     *,
@@ -122,8 +156,7 @@ def run(
     micro_batch_size(sft, "sft")
     questions = warmup_questions(ctx, warmstart.data)
     random.Random(ctx.seed).shuffle(questions)
-    start = ctx.inputs["model"]
-    tokenizer = load_tokenizer(start)
+    tokenizer = load_tokenizer(ctx.inputs["model"])
     found = build_examples(
         questions,
         tokenizer,
@@ -141,31 +174,15 @@ def run(
         f"{len(examples)} examples, {num_steps} steps; left out: {found.num_without_solution} "
         f"without a reference solution, {found.num_too_long} too long"
     )
-    guard = NanGuard(
-        Setting("sft", sft.attention, model.dtype, model_location(start).path),
-        [example.question_id for example in examples],
-        ctx.work_dir,
-    )
     texts = [
         tokenizer.decode(example.input_ids, clean_up_tokenization_spaces=False)
         for example in examples
     ]
     with wandb_run(ctx, "warmstart_sft", wandb, sft.model_dump(mode="json")) as wandb_place:
-        trainer = GuardedSftTrainer(
-            guard,
-            model=load_model(start, dtype="float32", attention=sft.attention),
-            args=TrlSftConfig(
-                **trainer_arguments(ctx, sft, "sft", model=model, num_steps=num_steps, wandb=wandb),
-                max_length=None,  # examples that are too long are left out above, never cut
-                dataset_kwargs={"skip_prepare_dataset": True},
-                train_sampling_strategy="sequential",
-            ),
-            train_dataset=dataset(examples, order),
-            data_collator=Collator(_pad_id(tokenizer)),
-            processing_class=tokenizer,
-            peft_config=lora_config(sft.lora),
-            callbacks=callbacks(ctx),
+        arguments = trainer_arguments(
+            ctx, sft, "sft", model=model, num_steps=num_steps, wandb=wandb
         )
+        trainer = _trainer(ctx, arguments, tokenizer, examples, order, sft, model.dtype)
         trained = train(ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=sft.attention)
     counts = {
         "num_examples": len(examples),
@@ -181,8 +198,3 @@ def run(
         device_seconds=trained.seconds,
         wandb_run=wandb_place,
     )
-
-
-def _pad_id(tokenizer: PreTrainedTokenizerBase) -> int:
-    """Padding is masked everywhere, so any token will do where the tokenizer names none."""
-    return int(tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0)
