@@ -21,7 +21,7 @@ from tasks.context import StageResult
 
 pytestmark = pytest.mark.slow
 
-TIMES = ("_seconds", "step_time")
+TIMES = ("_seconds", "step_time", "tokens_per_second")
 
 
 @pytest.fixture(scope="module")
@@ -128,7 +128,8 @@ def test_each_metrics_row_is_its_steps_rollouts(trained: tuple[Path, StageResult
         for name, value in expected.items():
             assert row[name] == pytest.approx(value, abs=1e-5), name
         assert row["grad_norm"] > 0
-        assert row["step_seconds"] > 0
+        sampled = sum(r["num_tokens"] for r in mine)
+        assert row["tokens_per_second"] * row["step_seconds"] == pytest.approx(sampled)
     assert not any(name.startswith("clip_ratio") for name in metrics[0])
 
 
@@ -215,6 +216,15 @@ def test_bfloat16_checkpoint_is_saved_in_bfloat16(model: Path, tmp_path: Path) -
     assert result.summary["reload_mean_difference"] < 5e-2
 
 
+def test_wandb_gets_the_figures_of_every_step(model: Path, tmp_path: Path) -> None:
+    result = run_stage(context(tmp_path, model), steps=2, wandb="offline")
+    assert result.wandb_run is not None
+    (logged,) = Path(result.wandb_run).glob("run-*.wandb")
+    content = logged.read_bytes()
+    for name in (b"train/live_share", b"train/rewards/tiny_grpo:letters/mean", b"test-run"):
+        assert name in content
+
+
 def test_a_reward_that_breaks_stops_the_run_by_name(model: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="'test_grpo:not_a_number' returned nan"):
         run_stage(context(tmp_path, model), weights={"test_grpo:not_a_number": 1.0})
@@ -226,7 +236,7 @@ def not_a_number(completions: list[str], **columns: Any) -> list[float]:
 
 
 def test_completions_that_do_not_fit_are_refused(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="exceed the model's context of 1024 tokens"):
+    with pytest.raises(UserError, match=r"need 1\d\d\d tokens, the context has 1024"):
         run_stage(context(tmp_path, model), max_completion_tokens=1000)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from ratchet.config import GrpoConfig, LoraConfig, RewardsConfig
 from ratchet.errors import UserError
 from ratchet.rewards import DEFAULT_WEIGHTS_BOXED, DEFAULT_WEIGHTS_TAGS
 from ratchet.verifier import Style
+from tasks.models import ModelLocation
 from tasks.rl.data import rl_questions, training_order
 from tasks.rl.figures import effective_share, live_groups, sampling_figures
 from tasks.rl.finish import edge_means, summarise
@@ -27,6 +29,7 @@ from tasks.rl.settings import (
     trl_config,
 )
 from tasks.rl.watch import Watch
+from tasks.sampler.base import EngineSpec
 
 NAN = float("nan")
 
@@ -79,6 +82,14 @@ def test_step_seeds_differ_by_run_step_and_process() -> None:
     assert step_seed(0, 1, 0) == step_seed(0, 1, 0)
 
 
+def test_a_gradient_that_is_not_finite_stops_the_run() -> None:
+    from tasks.rl.trainer import RolloutTrainer
+
+    at_step_7 = SimpleNamespace(state=SimpleNamespace(global_step=7))
+    with pytest.raises(UserError, match=r"gradient of GRPO step 7 is nan, .* grpo\.learning_rate"):
+        RolloutTrainer.log(at_step_7, {"loss": 0.1, "grad_norm": NAN})
+
+
 def test_sync_is_by_adapter_for_lora_and_merged_without() -> None:
     assert resolved_sync(GrpoConfig(), "float32") == "adapter"
     assert resolved_sync(GrpoConfig(lora=LoraConfig(enabled=False)), "bfloat16") == "merged"
@@ -102,20 +113,27 @@ def test_one_step_is_prompts_times_group_size() -> None:
         accumulation_steps(grpo, 3)
 
 
-def trl_settings(tmp_path: Path, grpo: GrpoConfig, **changes: Any) -> Any:
-    arguments: dict[str, Any] = {
-        "folder": tmp_path,
-        "seed": 7,
-        "dtype": "float32",
-        "num_processes": 1,
-        "use_vllm": False,
-        "max_completion_tokens": 40,
-        "max_model_len": 100,
-        "stop_token_ids": [1],
-        "reward_weights": [2.0],
-        "report_to": [],
-    }
-    return trl_config(grpo, **(arguments | changes))
+def trl_settings(tmp_path: Path, grpo: GrpoConfig, dtype: str = "float32") -> Any:
+    spec = EngineSpec(
+        location=ModelLocation("somewhere", None),
+        tokenizer=None,  # type: ignore[arg-type]
+        stop_ids=(1,),
+        dtype=dtype,
+        max_model_len=100,
+        max_num_seqs=8,
+        gpu_memory_utilization=0.3,
+    )
+    return trl_config(
+        grpo,
+        spec,
+        folder=tmp_path,
+        seed=7,
+        num_processes=1,
+        use_vllm=False,
+        max_completion_tokens=40,
+        reward_weights=[2.0],
+        report_to=[],
+    )
 
 
 def test_trl_gets_the_run_settings_and_no_truncated_sampling(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     )
     settings = EngineSettings(spec, 0, 8, tmp_path_factory.mktemp("versions"))
     threads = torch.get_num_threads()
-    with engine_process(spec):
+    with engine_process(seedling().config, spec):
         made = AdapterLLM(str(SEEDLING), max_model_len=128, **engine_arguments(settings))
     assert torch.get_num_threads() == threads
     yield made
@@ -226,7 +226,7 @@ def test_adapter_sync_does_not_drift(by_adapter: Path) -> None:
     assert rows[0]["sync_bytes"] == sum(
         value.nbytes for value in _weights(by_adapter, "adapter/adapter_model").values()
     )
-    left = [path.name for path in (by_adapter / "work" / "adapters").iterdir()]
+    left = [path.name for path in (by_adapter / "work" / "adapters" / "0").iterdir()]
     assert left == ["version-000003"]
 
 

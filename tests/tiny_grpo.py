@@ -96,6 +96,7 @@ def run_stage(
     dtype: str = "float32",
     max_completion_tokens: int = 8,
     weights: dict[str, float] | None = None,
+    wandb: str = "disabled",
     **grpo: Any,
 ) -> StageResult:
     """Run the stage; by default LoRA with two groups of four and a rate that moves the policy."""
@@ -119,7 +120,7 @@ def run_stage(
             weights=weights or {"tiny_grpo:letters": 2.0, "lenient_correctness_check": 1.0}
         ),
         grpo=GrpoConfig(**(settings | grpo)),
-        wandb=WandbConfig(),
+        wandb=WandbConfig(mode=wandb),
     )
 
 

@@ -16,7 +16,6 @@ from ratchet.config import (
     SamplerConfig,
     WandbConfig,
 )
-from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF
 from tasks.context import StageContext
 from tasks.models import load_model, model_context, model_location, stop_token_ids
@@ -35,6 +34,7 @@ from tasks.rl.settings import (
 from tasks.rl.trainer import RolloutTrainer
 from tasks.rl.watch import Watch
 from tasks.sampler.base import EngineSpec
+from tasks.sampler.opening import context_for
 from tasks.wandb_run import report_to
 
 
@@ -65,32 +65,20 @@ def build_trainer(
     policy = load_model(
         ctx.inputs["model"], dtype=training_dtype(grpo, dtype), attention=attention(dtype)
     )
+    spec = _engine_spec(ctx, sections, tokenizer, prompts)
     # Sampling defaults of the model must not leak into training, and what ends a completion must
     # be what ended it when the questions were sampled.
-    stops = list(stop_token_ids(ctx.inputs["model"], tokenizer))
     policy.generation_config = GenerationConfig(
-        eos_token_id=stops, bos_token_id=tokenizer.bos_token_id
-    )
-    max_model_len = _checked_length(ctx, prompts, sections.sampler)
-    spec = EngineSpec(
-        location=model_location(ctx.inputs["model"]),
-        tokenizer=tokenizer,
-        stop_ids=tuple(stops),
-        dtype=dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=min(sections.sampler.max_num_seqs, grpo.prompts_per_step * grpo.group_size),
-        gpu_memory_utilization=grpo.vllm_memory_utilization,
+        eos_token_id=list(spec.stop_ids), bos_token_id=tokenizer.bos_token_id
     )
     config = trl_config(
         grpo,
+        spec,
         folder=ctx.work_dir / "training",
         seed=ctx.seed,
-        dtype=dtype,
         num_processes=PartialState().num_processes,
         use_vllm=sections.sampler.engine == "vllm",
         max_completion_tokens=sections.sampler.max_completion_tokens,
-        max_model_len=max_model_len,
-        stop_token_ids=stops,
         reward_weights=weights,
         report_to=report_to(sections.wandb),
     )
@@ -131,19 +119,27 @@ def _backend(
             spec=spec,
             seed=ctx.seed,
             lora_rank=engine_rank(grpo.lora.r) if by_adapter else None,
-            folder=ctx.work_dir / "adapters",
+            folder=ctx.work_dir / "adapters" / str(PartialState().process_index),
         ),
     )
 
 
-def _checked_length(ctx: StageContext, prompts: Prompts, sampler: SamplerConfig) -> int:
-    """Tokens of the longest prompt and completion; UserError when the model can't hold them."""
-    need = prompts.longest + sampler.max_completion_tokens
-    context = model_context(ctx.inputs["model"])
-    if context is not None and need > context:
-        raise UserError(
-            f"the longest prompt ({prompts.longest} tokens) and sampler.max_completion_tokens="
-            f"{sampler.max_completion_tokens} exceed the model's context of {context} tokens: "
-            "lower sampler.max_completion_tokens or questions.max_prompt_tokens"
-        )
-    return need
+def _engine_spec(
+    ctx: StageContext,
+    sections: Sections,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Prompts,
+) -> EngineSpec:
+    """How the policy is sampled; UserError when its context can't hold prompt and completion."""
+    start, sampler, grpo = ctx.inputs["model"], sections.sampler, sections.grpo
+    return EngineSpec(
+        location=model_location(start),
+        tokenizer=tokenizer,
+        stop_ids=stop_token_ids(start, tokenizer),
+        dtype=sections.model.dtype,
+        max_model_len=context_for(
+            model_context(start), sections.model, prompts.longest + sampler.max_completion_tokens
+        ),
+        max_num_seqs=min(sampler.max_num_seqs, grpo.prompts_per_step * grpo.group_size),
+        gpu_memory_utilization=grpo.vllm_memory_utilization,
+    )

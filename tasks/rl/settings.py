@@ -19,6 +19,7 @@ from trl import GRPOConfig as TrlGrpoConfig
 
 from ratchet.config import Dtype, GrpoConfig, LoraConfig
 from ratchet.errors import UserError
+from tasks.sampler.base import EngineSpec
 
 Sync = Literal["adapter", "merged"]
 
@@ -82,15 +83,13 @@ def generation_batches(grpo: GrpoConfig) -> int:
 
 def trl_config(
     grpo: GrpoConfig,
+    spec: EngineSpec,
     *,
     folder: Path,
     seed: int,
-    dtype: Dtype,
     num_processes: int,
     use_vllm: bool,
     max_completion_tokens: int,
-    max_model_len: int,
-    stop_token_ids: list[int],
     reward_weights: list[float],
     report_to: list[str],
 ) -> TrlGrpoConfig:
@@ -103,10 +102,10 @@ def trl_config(
         extra = {
             "use_vllm": True,
             "vllm_mode": "colocate",
-            "vllm_gpu_memory_utilization": grpo.vllm_memory_utilization,
-            "vllm_max_model_length": max_model_len,
+            "vllm_gpu_memory_utilization": spec.gpu_memory_utilization,
+            "vllm_max_model_length": spec.max_model_len,
             # Text is made by the trainer; the engine stops at the tokens the trainer stops at.
-            "generation_kwargs": {"detokenize": False, "stop_token_ids": stop_token_ids},
+            "generation_kwargs": {"detokenize": False, "stop_token_ids": list(spec.stop_ids)},
         }
     return TrlGrpoConfig(
         output_dir=str(folder),
@@ -134,7 +133,7 @@ def trl_config(
         disable_dropout=True,
         shuffle_dataset=False,
         seed=seed,
-        bf16=dtype == "bfloat16" and not grpo.lora.enabled,
+        bf16=spec.dtype == "bfloat16" and not grpo.lora.enabled,
         use_cpu=not on_gpu,
         # Costs a fifth of the time for much of the memory: not wanted where memory is plenty.
         gradient_checkpointing=on_gpu,

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from trl import GRPOTrainer
 
+from ratchet.errors import UserError
 from ratchet.verifier import Style, Verdict, verify_batch
 from ratchet.verifier.types import status_rates
 from tasks.rl.data import Prompts
@@ -195,21 +196,25 @@ class RolloutTrainer(GRPOTrainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """TRL's, with our figures added and the row of the step kept.
 
-        RuntimeError when the gradient was not finite: the weights are lost then.
+        UserError when the gradient was not finite: the weights are lost then.
         """
         if "loss" not in logs:  # the closing line of a training run
             super().log(logs, start_time)
             return
         step = self.state.global_step
         if not math.isfinite(logs["grad_norm"]):
-            raise RuntimeError(
-                f"the gradient of step {step} is {logs['grad_norm']}: training stops here, the "
-                "step's completions are the last in the rollouts"
+            raise UserError(
+                f"the gradient of GRPO step {step} is {logs['grad_norm']}, so the weights are "
+                "lost: lower grpo.learning_rate, or set model.dtype = 'float32'"
             )
         if self.num_iterations == 1:
             for name in [name for name in self._metrics["train"] if name.startswith("clip_ratio")]:
                 del self._metrics["train"][name]
-        self._add("step_seconds", time.perf_counter() - self._step_start)
+        seconds = time.perf_counter() - self._step_start
+        self._add("step_seconds", seconds)
+        if lengths := self._metrics["train"].get("mean_tokens"):
+            sampled = lengths[-1] * self.args.generation_batch_size
+            self._add("tokens_per_second", sampled / seconds)
         super().log(logs, start_time)
         if self.accelerator.is_main_process:
             row: Logged = {"step": step, **{n: _finite(value) for n, value in logs.items()}}

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from transformers import PretrainedConfig
 from vllm import LLM, RequestOutput
 from vllm.config.lora import MaxLoRARanks
 from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
@@ -72,13 +73,14 @@ def engine_arguments(settings: EngineSettings) -> dict[str, Any]:
 
 
 @contextmanager
-def engine_process(spec: EngineSpec) -> Iterator[None]:
+def engine_process(config: PretrainedConfig, spec: EngineSpec) -> Iterator[None]:
     """Around the making of an engine in this process: set what it reads from the environment and
-    give the trainer its threads back, which vLLM cuts to one on a CPU."""
+    give the trainer its threads back, which vLLM cuts to one on a CPU. `config` is the language
+    model's."""
     set_environment()
     if current_platform.is_cpu():
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(spec, memory))
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(config, spec, memory))
     num_threads = torch.get_num_threads()
     try:
         yield

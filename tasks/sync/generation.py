@@ -78,7 +78,11 @@ class ColocatedGeneration(VLLMGeneration):
         def build(**given: Any) -> LLM:
             return self.llm_class(**(given | engine_arguments(self.settings)))
 
-        with engine_process(self.settings.spec), _replaced(vllm_generation, "LLM", build):
+        config = self.model.config.get_text_config()
+        with (
+            engine_process(config, self.settings.spec),
+            _replaced(vllm_generation, "LLM", build),
+        ):
             super()._init_vllm()
 
     def sync_weights(self) -> None:
