@@ -6,6 +6,7 @@ equal or rational; the rest goes to the pool, each distinct (gold, answer) pair 
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections import OrderedDict
@@ -31,6 +32,8 @@ from ratchet.verifier.types import DEFAULT_DEADLINE_SECONDS, Status, Style, Verd
 CACHE_SIZE = 100_000
 SHOWN_CHARS = 200
 FIND = {Style.TAGS: find_tags, Style.HASH: find_hash, Style.PLAIN: find_plain}
+WRAPPER = re.compile(r"\\(?:text|mbox|mathrm|textbf) *(?=\{)")
+CONTENT = re.compile(r"[^\W_]|[∞∅]|\\[{}]")
 LOCAL = Comparison(LocalScalars())
 Reply = tuple[str, bool, str, float]  # as the pool gives it
 
@@ -110,7 +113,7 @@ def gold_content(gold: str) -> str | None:
     gold = gold.strip()
     words = words_of(gold) if len(gold) <= latex.MAX_CHARS else None
     prose = words is not None and "\\" not in gold and len(words.split()) > 1
-    return None if not gold or prose else gold
+    return None if prose or not CONTENT.search(WRAPPER.sub("", gold)) else gold
 
 
 def boxed_verdict(text: str, gold: str) -> Verdict | Open:

@@ -156,8 +156,9 @@ def find_hash(text: str) -> Found:
     answer, _, rest = tail.partition("\n")
     if read_number(answer) is None:
         return Found(None, False, "#### is not followed by exactly one number")
-    alone = text.count("####") == 1 and not rest.strip()
-    return Found(answer.strip(), alone and bool(text[: marker - 4].strip()))
+    working = text[: marker - 4]
+    alone = text.count("####") == 1 and not rest.strip() and not working.endswith("#")
+    return Found(answer.strip(), alone and bool(working.strip()))
 
 
 def find_plain(text: str) -> Found:

@@ -91,6 +91,12 @@ NAMED = {
     "limits": "",
     "nolimits": "",
     "strut": "",
+    "underline": "",
+    "large": "",
+    "Large": "",
+    "small": "",
+    "huge": "",
+    "normalsize": "",
     "quad": " ",
     "qquad": " ",
     "rm": "",
@@ -115,9 +121,11 @@ PERCENT = re.compile(
     r"(?:\\?%|\\text\{ *(?:percent|percentage|pct|%) *\}|(?<=[0-9} ])(?:percentage|percent|pct)\b)"
 )
 RELATIONS = (("<=", "\\le "), (">=", "\\ge "), ("!=", "\\ne "), ("{,}", ","), ("\\text{,}", ","))
+DECORATION = re.compile(r"\\(?:color|textcolor|label|tag|hspace|vspace)\*? *\{[^{}]*\}")
 PHANTOM = re.compile(r"\\[hv]?phantom *(?:\{[^{}]*\}|[^\\ ])")
 PREFIX = re.compile(r"(?:the )?(?:final )?answer(?: is)?(?: ?:| (?=[-0-9])) ?", re.IGNORECASE)
 EMPHASISED = re.compile(r"\*\*[^*]+\*\*")
+SPACE = re.compile(r"((?<=[0-9])\s+(?=[0-9.])|(?<=[A-Za-z])\s+(?=[A-Za-z]))|\s+")
 TRAILING = " .,;:\\~"
 
 
@@ -219,7 +227,7 @@ def clean(text: str) -> str:
     text = COMMAND.sub(rewritten, text)
     text = FONTS.sub(r"\\text", text).replace("~", " ")
     text = text.replace("\\text {", "\\text{")
-    text = PHANTOM.sub("", text)
+    text = DECORATION.sub("", PHANTOM.sub("", text))
     for old, new in RELATIONS:
         text = text.replace(old, new)
     text = text.replace("^{\\circ}", "^\\circ").replace("^ \\circ", "^\\circ")
@@ -232,8 +240,9 @@ def clean(text: str) -> str:
 
 
 def squashed(text: str) -> str:
-    """`text` without white space, the form in which literal equality is tested."""
-    return re.sub(r"(\\[A-Za-z]+) +(?=[A-Za-z])|\s+", lambda m: f"{m[1]} " if m[1] else "", text)
+    """`text` without white space where it says nothing, the form in which literal equality is
+    tested. It stays between two digits and after a command that a letter follows."""
+    return SPACE.sub(lambda match: " " if match[1] else "", text)
 
 
 def nesting(text: str) -> int:

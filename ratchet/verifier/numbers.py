@@ -48,7 +48,8 @@ SCALE = {
 # Words that make the phrase after a number more than a unit.
 NOT_A_UNIT = set(
     """or and to not no nor is isn't are was but if maybe than then plus minus times divided over
-    half quarter third point negative either otherwise k b bn mn e x i pi""".split()  # noqa: SIM905
+    half quarter third point negative either otherwise wrong incorrect false maybe perhaps guess
+    cannot can't never except k b bn mn e x i pi""".split()  # noqa: SIM905
 )
 
 FAST = re.compile(r"-?[0-9]{1,18}")
@@ -110,7 +111,7 @@ def power_of_ten(mantissa: Value, exponent: int) -> Value | None:
 
 def unwrap(text: str) -> str:
     """`text` without the dress that is no part of a number: currency, emphasis, one box."""
-    text = text.strip()
+    text = text.strip().strip("$").strip()
     if text.startswith("\\boxed{") and text.endswith("}"):
         text = text[7:-1].strip()
     text = EMPHASIS.sub("", text).strip("`")

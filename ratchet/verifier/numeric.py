@@ -380,27 +380,32 @@ def points(names: list[str]) -> list[dict[str, Any]]:
 
 
 def close(one: Any, other: Any, digits: int) -> bool:
-    """Whether two values agree to all but the last few digits. UnclearError when both are too
-    small to tell."""
+    """Whether two values agree to all but the last few digits."""
     size = max(mpmath.fabs(one), mpmath.fabs(other))
-    difference = mpmath.fabs(one - other)
     if not mpmath.isfinite(size):
         raise UnclearError
-    noise = mpmath.mpf(10) ** (8 - digits)
-    if 0 < size < noise:
-        raise UnclearError
-    return bool(difference <= noise * size)
+    return bool(mpmath.fabs(one - other) <= mpmath.mpf(10) ** (8 - digits) * size)
 
 
-def evaluations(trees: list[Node]) -> list[list[Any] | None]:
+def settled(tree: Node, point: dict[str, Any], digits: int) -> Any:
+    """The value of a tree; 0 where it is nothing but rounding, which twice the digits tell."""
+    rough = value(tree, point)
+    if rough == 0 or mpmath.fabs(rough) > mpmath.mpf(10) ** (8 - digits):
+        return rough
+    with mpmath.workdps(2 * digits):
+        fine = value(tree, point)
+        return mpmath.mpf(0) if mpmath.fabs(fine) < mpmath.fabs(rough) * 1e-12 else fine
+
+
+def evaluations(trees: list[Node], digits: int) -> list[list[Any] | None]:
     """The values of all trees at each point, None where one of them is undefined. One point when
     there are no names. Call under `mpmath.workdps`."""
     names = sorted(set().union(*(symbols_of(tree) for tree in trees)))
     rows: list[list[Any] | None] = []
     for point in points(names) if names else [{}]:
         try:
-            rows.append([value(tree, point) for tree in trees])
-        except (ZeroDivisionError, ValueError):
+            rows.append([settled(tree, point, digits) for tree in trees])
+        except (ZeroDivisionError, ValueError, OverflowError):
             rows.append(None)
     return rows
 
@@ -415,7 +420,7 @@ def numerically_equal(gold: str, answer: str) -> bool:
     trees = [Reader(gold).whole(), Reader(answer).whole()]
     digits = digits_for(trees)
     with mpmath.workdps(digits):
-        rows = [row for row in evaluations(trees) if row is not None]
+        rows = [row for row in evaluations(trees, digits) if row is not None]
         if len(rows) < (3 if symbols_of(trees[0]) or symbols_of(trees[1]) else 1):
             raise UnclearError
         return all(close(one, other, digits) for one, other in rows)
@@ -427,7 +432,7 @@ def constant(text: str) -> Any:
     if symbols_of(tree):
         raise UnclearError
     with mpmath.workdps(CONSTANT_DIGITS):
-        row = evaluations([tree])[0]
+        row = evaluations([tree], CONSTANT_DIGITS)[0]
         if row is None:
             raise UnclearError
         return row[0]
@@ -442,7 +447,7 @@ def proportion(gold: tuple[str, str], answer: tuple[str, str]) -> int:
     if symbols_of(trees[0]) != symbols_of(trees[1]):
         return 0
     with mpmath.workdps(POINT_DIGITS):
-        rows = [row for row in evaluations(trees) if row is not None]
+        rows = [row for row in evaluations(trees, POINT_DIGITS) if row is not None]
         if len(rows) < 3 or any(one == 0 or other == 0 for one, other in rows):
             raise UnclearError
         ratio = rows[0][0] / rows[0][1]

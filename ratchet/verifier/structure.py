@@ -86,6 +86,12 @@ CLOSERS = {"(": ")", "[": "]", "\\{": "\\}"}
 FLIP = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 BASE = re.compile(r"(-?)(?:\\text\{ *)?([0-9A-Z]+) *\}?_\{? *([0-9]+) *\}?")
 LETTERS = re.compile(r"\\text\{ *([A-Z](?:, *[A-Z])+) *\}")
+SAME_SET = {
+    "\\mathbb{R}": "(-\\infty,\\infty)",
+    "\\{\\}": "\\emptyset",
+    "\\text{empty set}": "\\emptyset",
+    "\\text{the empty set}": "\\emptyset",
+}
 INFINITE = {"\\infty": 1, "+\\infty": 1, "-\\infty": -1}
 
 
@@ -206,6 +212,7 @@ def plus_minus(text: str) -> tuple[str, str] | None:
 def shape_of(text: str) -> Shape:
     """Take one cleaned answer apart."""
     text = LETTERS.sub(r"\1", group_braces(text))
+    text = SAME_SET.get(squashed(text), text)
     whole = enclosed(text)
     if whole and whole[0] == "\\{\\}":
         return Shape(Kind.SET, text, tuple(expanded(listed(whole[1]))))
@@ -402,7 +409,7 @@ class Comparison:
             and ("\\begin" in answer.text)
         ):
             return self.scalars.same_matrix(gold.text, answer.text)
-        if gold.kind in (Kind.LIST, Kind.SET) and re.fullmatch(r"[0-9,]+", answer.text):
+        if gold.kind in (Kind.LIST, Kind.SET) and re.fullmatch(r"[0-9]+(?:,[0-9]+)+", answer.text):
             return self.matched(gold.items, tuple(answer.text.split(",")))
         if Kind.UNION in (gold.kind, answer.kind) and Kind.LIST not in (gold.kind, answer.kind):
             return self.scalars.same_set(gold.text, answer.text)
@@ -582,11 +589,17 @@ def assignment(shape: Shape) -> tuple[str, str] | None:
         if len(signs) == 1:
             return "", shape.items[0]  # an exact value and what it is about
         return assignment(Shape(Kind.RELATION, shape.text, shape.items[:-1], " ".join(signs[:-1])))
-    if set(signs) <= {"="} and is_name(shape.items[0]):
+    if set(signs) <= {"="} and is_name(shape.items[0]) and one_value(shape.items[1:]):
         return shape.items[0], shape.items[-1]
     if signs == ["\\in"] and is_name(shape.items[0]):
         return shape.items[0], shape.items[1]
     return None
+
+
+def one_value(items: tuple[str, ...]) -> bool:
+    """Whether the rationals among the parts of a chain are all the same (not x = 3 = 2)."""
+    values = [value for item in items if (value := rational(item)) is not None]
+    return len(set(values)) <= 1
 
 
 def as_range(shape: Shape) -> Range | None:

@@ -114,11 +114,8 @@ def same_number(one: Any, other: Any) -> bool | None:
     """Whether two high-precision numbers are equal; None when both are too near zero to tell."""
     size = max(abs(one), abs(other))
     if size < TINY:
-        return True
-    difference = abs(one - other)
-    if size < AGREE and difference < size:
-        return None if difference < TINY else False
-    return bool(difference <= AGREE * size)
+        return True if one == other else None
+    return bool(abs(one - other) <= AGREE * size)
 
 
 def case_differs(gold: str, answer: str) -> bool:

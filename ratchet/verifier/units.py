@@ -54,7 +54,8 @@ FURTHER = set(
 # In \\text{} these make the phrase part of the answer, not a unit.
 NOT_UNITS = set(
     """or and to not no nor than more less fewer least most if when only mod remainder between
-    through thousand million billion hundred dozen half""".split()  # noqa: SIM905
+    through thousand million billion hundred dozen half is isn't are aren't was be cannot can't
+    never wrong incorrect false maybe perhaps guess error unknown except""".split()  # noqa: SIM905
 )
 POWER = r"(?:\^\{?([23])\}?)?"
 TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
