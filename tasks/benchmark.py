@@ -31,8 +31,6 @@ from tasks.shards import Sampled, SampleRequest, sample_shards
 SHARD_QUESTIONS = 256
 FORMAT_GAP = 0.05
 """Share of questions lost to the format from which on it is called the problem."""
-BETTER = 0.02
-"""Strict accuracy by which another format must be better to be recommended."""
 
 
 def run(
@@ -127,14 +125,14 @@ def measure(
 
 def sentences(rows: Sequence[Mapping[str, Any]], own: PromptFormat) -> list[str]:
     """What the figures mean, in words: per format whether format or maths loses the points, then
-    whether another format than the run's `own` would do better."""
+    whether another format than the run's `own` does better beyond doubt (intervals apart)."""
     words = [_format_sentence(row) for row in rows]
     by_format = {row["prompt_format"]: row for row in rows}
     best = max(rows, key=lambda row: row["strict"])
     mine = by_format.get(own.value)
     if mine is None:
         words.append(f"The run's own format, {own.value}, was not measured.")
-    elif best["strict"] - mine["strict"] >= BETTER:
+    elif mine["strict_high"] < best["strict_low"]:
         words.append(
             f"{best['prompt_format']} gets {best['strict']:.1%} strictly right, the run's "
             f"{own.value} {mine['strict']:.1%}: consider prompt.format = "

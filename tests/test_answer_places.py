@@ -43,6 +43,8 @@ def row(name: str, strict: float, lenient: float, places: dict[str, float]) -> d
     return {
         "prompt_format": name,
         "strict": strict,
+        "strict_low": strict - 0.05,
+        "strict_high": strict + 0.05,
         "lenient": lenient,
         "answers_elsewhere": json.dumps(places),
     }
@@ -66,4 +68,6 @@ def test_a_format_that_fails_is_told_from_maths_that_fails() -> None:
         "'tags_example'."
     )
     assert len(sentences(rows, PromptFormat.TAGS_EXAMPLE)) == 3
+    close = [row("tags", 0.30, 0.30, {}), row("boxed", 0.38, 0.38, {})]
+    assert len(sentences(close, PromptFormat.TAGS)) == 2, "intervals overlap: no advice"
     assert sentences(rows, PromptFormat.HASH_SHORT)[-1].endswith("hash_short, was not measured.")
