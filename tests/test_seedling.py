@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,12 @@ def test_training_learns_and_saves_a_loadable_model(tmp_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert model.config.vocab_size == len(tokenizer)
     assert model.generation_config.top_p is None
+
+    teacher = tmp_path / "teacher"
+    train_seedling(teacher, replace(recipe, steps=2, careless=0.0), tmp_path)
+    theirs = AutoTokenizer.from_pretrained(teacher)
+    assert theirs.get_vocab() == tokenizer.get_vocab()
+    assert theirs.chat_template == tokenizer.chat_template
 
 
 def judged(model: Any, tokenizer: Any, questions: Any, *, temperature: float) -> list[Verdict]:
