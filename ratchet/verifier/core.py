@@ -26,7 +26,9 @@ from ratchet.verifier.extract import (
     find_tags,
 )
 from ratchet.verifier.numbers import Value, read_number
-from ratchet.verifier.structure import Comparison, LocalScalars, UndecidedError, words_of
+from ratchet.verifier.scalars import LocalScalars, UndecidedError
+from ratchet.verifier.shapes import words_of
+from ratchet.verifier.structure import Comparison
 from ratchet.verifier.types import DEFAULT_DEADLINE_SECONDS, Status, Style, Verdict, as_style
 
 CACHE_SIZE = 100_000

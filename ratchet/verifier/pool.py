@@ -63,7 +63,7 @@ class Worker:
         )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
+            [sys.executable, "-P", "-c", code],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -132,7 +132,7 @@ class Pool:
         tasks = [Task(gold, answer, deadline_seconds) for gold, answer in pairs]
         with self.lock:
             if self.closed:
-                raise RuntimeError("the verifier's pool is closed")
+                return [("error", False, "the verifier was closed", 0.0)] * len(tasks)
             self.waiting.extend(tasks)
             if self.thread is None:
                 self.thread = threading.Thread(

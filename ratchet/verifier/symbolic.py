@@ -24,7 +24,7 @@ from math_verify import verify as engine_verify
 
 from ratchet.verifier import numeric
 from ratchet.verifier.latex import too_complex
-from ratchet.verifier.structure import LocalScalars, last_place
+from ratchet.verifier.scalars import LocalScalars, last_place
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
