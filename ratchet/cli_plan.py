@@ -49,10 +49,26 @@ def resolve(request: Request, store: Store) -> tuple[RunConfig, RunRecord | None
     if request.preset is None:
         assert request.from_run is not None
         previous = load_run(store, request.from_run)
-        return from_record(previous.config, assignments, request.data), previous
+        config = from_record(previous.config, assignments, request.data)
+        _check_context(config)
+        return config, previous
     config = load_config(request.preset, assignments, request.data)
+    _check_context(config)
     earlier = (run for run in all_runs(store) if run.name == config.name)
     return config, next(earlier, None)
+
+
+def _check_context(config: RunConfig) -> None:
+    """UserError when the longest prompt and completion allowed don't fit the model's context."""
+    from ratchet.model_check import context_limit
+
+    limit = context_limit(config.model)
+    prompt, completion = config.questions.max_prompt_tokens, config.sampler.max_completion_tokens
+    if limit is not None and prompt + completion > limit:
+        raise UserError(
+            f"questions.max_prompt_tokens + sampler.max_completion_tokens = {prompt} + "
+            f"{completion} exceeds the model's context of {limit} tokens: lower one of them"
+        )
 
 
 def _record(

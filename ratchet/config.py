@@ -102,13 +102,13 @@ class SourceConfig(Section):
 class QuestionsConfig(Section):
     """The questions of a run, by role."""
 
-    train: tuple[SourceConfig, ...]
+    train: tuple[SourceConfig, ...] = Field(min_length=1)
     """Questions that presampling and RL draw from."""
     warmup: tuple[SourceConfig, ...] = ()
     """Questions with reference solutions for a warm-start with `warmstart.data = 'source'`."""
     dev: tuple[SourceConfig, ...] = ()
     """Held-out questions for benchmark and checkpoint choice."""
-    test: tuple[SourceConfig, ...]
+    test: tuple[SourceConfig, ...] = Field(min_length=1)
     """Held-out questions for the final comparison, touched once per arm."""
     max_prompt_tokens: int = Field(default=512, ge=8)
     """Rows with a longer rendered prompt are dropped at the door and counted."""
@@ -390,6 +390,12 @@ def check_consistency(config: RunConfig) -> None:
             f"grpo.micro_batch_size={grpo.micro_batch_size} must divide prompts_per_step × "
             f"group_size = {batch}"
         )
+    for name, part in (("sft", config.sft), ("opd", config.opd)):
+        if part.batch_size % part.micro_batch_size:
+            raise ValueError(
+                f"{name}.micro_batch_size={part.micro_batch_size} must divide {name}.batch_size="
+                f"{part.batch_size}"
+            )
     if grpo.sync == "adapter" and not grpo.lora.enabled:
         raise ValueError("grpo.sync = 'adapter' needs grpo.lora.enabled = true")
     limit = config.model.max_model_len

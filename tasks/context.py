@@ -67,9 +67,7 @@ class StageContext:
 
     def progress(self, done: int, total: int, unit: str, note: str = "") -> None:
         """How far the stage is; `note` may hold a rate or the newest figures."""
-        self.emit(
-            {"event": "progress", "done": done, "total": total, "unit": unit, "note": note}
-        )
+        self.emit({"event": "progress", "done": done, "total": total, "unit": unit, "note": note})
 
     def write_table(self, name: str, rows: list[dict[str, Any]] | pa.Table) -> None:
         """Write `<name>.parquet` into the artifact under its schema."""

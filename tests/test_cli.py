@@ -74,6 +74,7 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         ),
         (["run", "--preset", "demo", "--set", "model.path=model"], "has no tokenizer"),
         (["run"], "--preset demo"),
+        (["run", "-p", "demo", "-s", "sampler.max_completion_tokens=5000"], "the model's context"),
         (["stage", "filter"], "no runs"),
         (["show", "latest"], "no store"),
         (["run", "--preset", "demo", "--data", "nowhere"], "nowhere is no folder"),

@@ -49,6 +49,8 @@ def test_every_preset_loads_and_says_what_it_is_for(name: str) -> None:
         ("filter.keep_above=1", "keep_above=1.0 must be smaller than keep_below=1.0"),
         ("grpo.group_size=1", "greater than or equal to 2"),
         ("grpo.micro_batch_size=7", "must divide prompts_per_step × group_size = 64"),
+        ("sft.micro_batch_size=5", "sft.micro_batch_size=5 must divide sft.batch_size=16"),
+        ("questions.test=[]", "at least 1 item"),
         ("warmstart.method=opd", "needs opd.teacher"),
         ("presample.after_warmstart=true", "warmstart.data = 'source'"),
         ("warmstart.data=source", "needs at least one source in questions.warmup"),
