@@ -175,6 +175,7 @@ def test_hostile_cases_get_their_verdict_in_time(shared: Path, where: str) -> No
 @pytest.mark.slow
 def test_hostile_cases_from_a_prefect_task(shared: Path) -> None:
     from prefect import flow, task
+    from prefect.testing.utilities import prefect_test_harness
 
     @task
     def judge(cases: list[tuple[str, str, str]]) -> list[float]:
@@ -190,6 +191,7 @@ def test_hostile_cases_from_a_prefect_task(shared: Path) -> None:
         verify("\\boxed{\\sqrt{12}}", "2\\sqrt{3}", "boxed")
         return judge.submit(hostile(shared)).result()
 
-    seconds = judging()
+    with prefect_test_harness(server_startup_timeout=240):
+        seconds = judging()
     assert len(seconds) == len(hostile(shared))
     assert max(seconds) <= DEFAULT_DEADLINE_SECONDS + 0.5

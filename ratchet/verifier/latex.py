@@ -122,6 +122,7 @@ PERCENT = re.compile(
 )
 RELATIONS = (("<=", "\\le "), (">=", "\\ge "), ("!=", "\\ne "), ("{,}", ","), ("\\text{,}", ","))
 DECORATION = re.compile(r"\\(?:color|textcolor|label|tag|hspace|vspace)\*? *\{[^{}]*\}")
+BLACKBOARD = re.compile(r"\\mathbb +([A-Z])")
 PHANTOM = re.compile(r"\\[hv]?phantom *(?:\{[^{}]*\}|[^\\ ])")
 PREFIX = re.compile(r"(?:the )?(?:final )?answer(?: is)?(?: ?:| (?=[-0-9])) ?", re.IGNORECASE)
 EMPHASISED = re.compile(r"\*\*[^*]+\*\*")
@@ -228,6 +229,7 @@ def clean(text: str) -> str:
     text = FONTS.sub(r"\\text", text).replace("~", " ")
     text = text.replace("\\text {", "\\text{")
     text = DECORATION.sub("", PHANTOM.sub("", text))
+    text = BLACKBOARD.sub(r"\\mathbb{\1}", text)
     for old, new in RELATIONS:
         text = text.replace(old, new)
     text = text.replace("^{\\circ}", "^\\circ").replace("^ \\circ", "^\\circ")
@@ -325,6 +327,8 @@ def too_complex(text: str) -> str | None:
         return "a number of more than 100 digits"
     if re.search(r"\\(?:int|iint|oint|lim|limsup|liminf)(?![A-Za-z])", text):
         return "an integral or limit that is not worked out"
+    if re.search(r"\\(?:mod|bmod|pmod|equiv)(?![A-Za-z])", text):
+        return "a remainder or congruence, which is only compared literally"
     if exponent_trouble(text):
         return "an exponent tower or a huge exponent"
     if re.search(r"[0-9][eE][-+]?[0-9]", text):

@@ -11,7 +11,7 @@ import re
 from ratchet.verifier.arithmetic import rational_value
 from ratchet.verifier.latex import squashed
 from ratchet.verifier.numbers import Value, magnitude
-from ratchet.verifier.shapes import group_braces
+from ratchet.verifier.shapes import group_braces, rational
 from ratchet.verifier.units import split_unit, units_conflict
 
 MIN_SIGNIFICANT_DIGITS = 6
@@ -42,7 +42,7 @@ class LocalScalars:
         bases = BASE.fullmatch(gold), BASE.fullmatch(answer)
         if any(bases):
             return same_base(*bases)
-        one, other = rational_value(gold), rational_value(answer)
+        one, other = rational(gold), rational(answer)
         if one is not None and other is not None:
             return values_agree(one, other, gold, answer)
         return self.symbolic(gold, answer)

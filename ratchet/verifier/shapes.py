@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from ratchet.verifier.arithmetic import rational_value
 from ratchet.verifier.latex import closing, squashed
-from ratchet.verifier.numbers import Value
+from ratchet.verifier.numbers import SCALE, Value
 from ratchet.verifier.units import split_unit
 
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*(?: [A-Za-z][A-Za-z'-]*)*\.?")
@@ -26,6 +26,7 @@ MATRIX = re.compile(
 )
 AFTER_COMMA = re.compile(r"[,;] *(?:\\text\{ *,? *)?(?:and|or)? *\}?(?![A-Za-z])")
 CONJUNCTION = re.compile(r"\\text\{ *,? *(?:and|or) *,? *\}|(?<![A-Za-z\\])(?:and|or)(?![a-z])")
+SCALED = re.compile(rf"(.*[0-9}})]) *(?:\\text\{{ *)?({'|'.join(SCALE)}) *\}}?")
 GROUPED_RUN = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+")
 CLOSERS = {"(": ")", "[": "]", "\\{": "\\}"}
 LETTERS = re.compile(r"\\text\{ *([A-Z](?:, *[A-Z])+) *\}")
@@ -240,10 +241,13 @@ def expanded(items: list[str]) -> list[str]:
 
 
 def rational(text: str) -> Value | None:
-    """Exact value of a scalar with its unit dropped, or None."""
+    """Exact value of a scalar with its unit dropped or its scale word (5 million) worked out."""
     value = rational_value(text)
-    if value is None:
-        bare, unit = split_unit(text)
-        if unit is not None:
-            value = rational_value(bare)
-    return value
+    if value is not None:
+        return value
+    scaled = SCALED.fullmatch(text)
+    if scaled:
+        value = rational_value(scaled[1].rstrip())
+        return None if value is None else value * SCALE[scaled[2]]
+    bare, unit = split_unit(text)
+    return rational_value(bare) if unit is not None else None
