@@ -52,7 +52,7 @@ class Plan:
 
 def _fingerprints(node: Node, config: RunConfig) -> dict[str, str]:
     """Hashes of what a node's sections point at outside the store."""
-    from ratchet import model_check, prompts
+    from ratchet import model_check, prompts, rewards
     from ratchet.questions import load
     from ratchet.report import templates
 
@@ -70,6 +70,8 @@ def _fingerprints(node: Node, config: RunConfig) -> dict[str, str]:
             found[f"prompt.{prompt_format}"] = prompts.fingerprint(prompt_format)
     if node.stage == "report":
         found["page"] = templates.fingerprint()
+    if "rewards" in sections:
+        found |= rewards.fingerprints(config.rewards.weights)
     if "prompt" in sections:
         found["prompt"] = prompts.fingerprint(config.prompt.format)
     return found

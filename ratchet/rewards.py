@@ -21,14 +21,16 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fractions import Fraction
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from ratchet.errors import UserError
+from ratchet.store.keys import file_hash
 from ratchet.verifier import Status, Style, as_style, verify_batch
 from ratchet.verifier.core import gold_number, has_single_box
 from ratchet.verifier.extract import (
@@ -320,6 +322,11 @@ DEFAULT_WEIGHTS_TAGS: dict[str, float] = {
 DEFAULT_WEIGHTS_BOXED: dict[str, float] = {"boxed_correctness": 1.0, "boxed_format": 0.1}
 
 
+def default_weights(style: str) -> dict[str, float]:
+    """The weights of a run that sets none, by the style of its answers."""
+    return dict(DEFAULT_WEIGHTS_BOXED if style == Style.BOXED else DEFAULT_WEIGHTS_TAGS)
+
+
 def resolve_rewards(weights: Mapping[str, float]) -> list[tuple[str, RewardFunction, float]]:
     """(name, function, weight) of every reward named in `weights`, in its order.
 
@@ -352,6 +359,20 @@ def own_reward(path: str) -> RewardFunction:
         hint = f": did you mean '{near[0]}'?" if near else ""
         raise UserError(f"reward '{path}': {module_name} has no function '{attribute}'{hint}")
     return function
+
+
+def fingerprints(weights: Iterable[str]) -> dict[str, str]:
+    """Hash of the file behind each of the user's own rewards, by name, for artifact keys.
+
+    UserError for a reward that is not there."""
+    found: dict[str, str] = {}
+    for name in weights:
+        reward_named(name)
+        if ":" in name:
+            source = importlib.import_module(name.partition(":")[0]).__file__
+            assert source is not None, name
+            found[f"reward {name}"] = file_hash(Path(source))
+    return found
 
 
 def total_reward(rewards: Mapping[str, float | None], weights: Mapping[str, float]) -> float:

@@ -17,8 +17,7 @@ from ratchet.config import PromptConfig, PromptFormat, RewardsConfig
 from ratchet.errors import UserError
 from ratchet.prompts import OPENING_TAG, STYLE_OF
 from ratchet.rewards import (
-    DEFAULT_WEIGHTS_BOXED,
-    DEFAULT_WEIGHTS_TAGS,
+    default_weights,
     resolve_rewards,
     total_reward,
 )
@@ -133,8 +132,7 @@ class Scorer:
 
 def reward_weights(config: RewardsConfig, prompt_format: PromptFormat) -> dict[str, float]:
     """The configured weights, or the defaults of the format's answer style."""
-    boxed = STYLE_OF[prompt_format] is Style.BOXED
-    return dict(config.weights or (DEFAULT_WEIGHTS_BOXED if boxed else DEFAULT_WEIGHTS_TAGS))
+    return dict(config.weights or default_weights(STYLE_OF[prompt_format]))
 
 
 def completion_batches(path: Path, prompt_format: PromptFormat) -> Iterator[pa.Table]:

@@ -22,7 +22,7 @@ from ratchet.config import PromptFormat
 from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF, prompt_ids
 from ratchet.questions.decontaminate import normalise
-from ratchet.rewards import DEFAULT_WEIGHTS_BOXED, DEFAULT_WEIGHTS_TAGS, resolve_rewards
+from ratchet.rewards import default_weights, resolve_rewards
 from ratchet.rewrite import rewrite_solution
 from ratchet.verifier import Style, verify_batch
 from tasks.context import StageContext
@@ -148,8 +148,7 @@ def check_full_marks(
                 f"right in style '{style}' ({verdict.status}: {verdict.reason}; gold "
                 f"{question['gold']!r}): correct that row or leave it out"
             )
-    weights = DEFAULT_WEIGHTS_BOXED if style is Style.BOXED else DEFAULT_WEIGHTS_TAGS
-    for name, reward, _ in resolve_rewards(weights):
+    for name, reward, _ in resolve_rewards(default_weights(style)):
         if name == "step_check":
             continue
         full = FULL_MARKS.get(name, 1.0)

@@ -29,14 +29,13 @@ from ratchet.config import (
 )
 from ratchet.prompts import STYLE_OF, prompt_ids
 from tasks.context import StageContext, StageResult
+from tasks.lora import lora_config
 from tasks.models import load_model, load_tokenizer, model_location, stop_token_ids
 from tasks.wandb_run import wandb_run
 from tasks.warmstart_data import training_order, warmup_questions
 from tasks.warmstart_guard import EXAMPLE, NanGuard, Setting
 from tasks.warmstart_run import (
     callbacks,
-    lora_config,
-    micro_batch_size,
     train,
     trainer_arguments,
 )
@@ -152,7 +151,6 @@ def run(
     wandb: WandbConfig,
 ) -> StageResult:
     """Distil the teacher and write `checkpoint/`, with LoRA `adapter/`, and `metrics`."""
-    micro_batch_size(opd, "opd")
     questions = warmup_questions(ctx, warmstart.data)
     random.Random(ctx.seed).shuffle(questions)
     tokenizer = load_tokenizer(ctx.inputs["model"])

@@ -14,12 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 
-from ratchet.config import LoraConfig, ModelConfig, OpdConfig, SftConfig, WandbConfig
-from ratchet.errors import UserError
+from ratchet.config import ModelConfig, OpdConfig, SftConfig, WandbConfig
 from tasks.context import StageContext
 from tasks.models import save_checkpoint
 from tasks.reload_check import ReloadCheck, compare_reloaded, fixed_logprobs
@@ -35,29 +33,6 @@ NUM_FIXED_TEXTS = 10
 """Completions compared before saving and after loading."""
 
 
-def micro_batch_size(section: SftConfig | OpdConfig, name: str) -> int:
-    """Rows per forward pass; UserError when they don't divide the batch."""
-    size = min(section.micro_batch_size, section.batch_size)
-    if section.batch_size % size:
-        raise UserError(
-            f"{name}.micro_batch_size={size} must divide {name}.batch_size={section.batch_size}"
-        )
-    return size
-
-
-def lora_config(lora: LoraConfig) -> PeftLoraConfig | None:
-    """Adapters on every linear layer but the head, without dropout; None for full fine-tuning."""
-    if not lora.enabled:
-        return None
-    return PeftLoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=0.0,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
-
-
 def trainer_arguments(
     ctx: StageContext,
     section: SftConfig | OpdConfig,
@@ -68,7 +43,7 @@ def trainer_arguments(
     wandb: WandbConfig,
 ) -> dict[str, Any]:
     """Keyword arguments that both trainers' configurations take."""
-    micro = micro_batch_size(section, name)
+    micro = section.micro_batch_size
     on_gpu = torch.cuda.is_available()
     return {
         "output_dir": str(training_dir(ctx)),

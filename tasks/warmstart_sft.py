@@ -31,6 +31,7 @@ from ratchet.config import (
     WarmstartConfig,
 )
 from tasks.context import StageContext, StageResult
+from tasks.lora import lora_config
 from tasks.models import load_model, load_tokenizer, model_location
 from tasks.wandb_run import wandb_run
 from tasks.warmstart_data import (
@@ -44,8 +45,6 @@ from tasks.warmstart_data import (
 from tasks.warmstart_guard import EXAMPLE, NanGuard, Setting
 from tasks.warmstart_run import (
     callbacks,
-    lora_config,
-    micro_batch_size,
     train,
     trainer_arguments,
 )
@@ -153,7 +152,6 @@ def run(
     wandb: WandbConfig,
 ) -> StageResult:
     """Fine-tune the model and write `checkpoint/`, with LoRA `adapter/`, and `metrics`."""
-    micro_batch_size(sft, "sft")
     questions = warmup_questions(ctx, warmstart.data)
     random.Random(ctx.seed).shuffle(questions)
     tokenizer = load_tokenizer(ctx.inputs["model"])

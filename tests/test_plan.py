@@ -106,6 +106,22 @@ def test_the_place_of_local_files_changes_no_key_but_their_content_does(tmp_path
     assert keys[0] == keys[1] != keys[2]
 
 
+def test_a_reward_of_ones_own_enters_the_key_and_a_misspelt_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    source = tmp_path / "my_rewards.py"
+    keys = []
+    for value in (0.0, 0.5):
+        source.write_text(f"def brief(completions, **columns):\n    return [{value}]\n")
+        plan = make_plan(demo('rewards.weights={"my_rewards:brief"=1.0}'), Store(tmp_path / "s"))
+        keys.append((plan.named("presample").key, plan.named("score").key))
+    assert keys[0][0] == keys[1][0]
+    assert keys[0][1] != keys[1][1]
+    with pytest.raises(UserError, match="did you mean 'exact_check'"):
+        make_plan(demo("rewards.weights={exact_chek=1.0}"), Store(tmp_path / "s"))
+
+
 def test_force_and_a_replaced_input(tmp_path: Path) -> None:
     store = Store(tmp_path)
     recorded(store)

@@ -18,6 +18,7 @@ from ratchet.config import (
 )
 from ratchet.prompts import STYLE_OF
 from tasks.context import StageContext
+from tasks.lora import lora_config
 from tasks.models import load_model, model_context, model_location, stop_token_ids
 from tasks.resume import CheckpointKeeper
 from tasks.rl.data import Prompts
@@ -26,7 +27,6 @@ from tasks.rl.rewards import checked_rewards
 from tasks.rl.settings import (
     attention,
     generation_batches,
-    peft_config,
     resolved_sync,
     training_dtype,
     trl_config,
@@ -94,7 +94,7 @@ def build_trainer(
             args=config,
             train_dataset=prompts.ordered(count, ctx.seed),
             processing_class=tokenizer,
-            peft_config=peft_config(grpo.lora),
+            peft_config=lora_config(grpo.lora),
             callbacks=[CheckpointKeeper(grpo.keep_checkpoints)],
         )
     trainer.remove_callback(PrinterCallback)

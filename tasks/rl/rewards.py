@@ -12,9 +12,8 @@ from typing import Any
 from ratchet.config import RewardsConfig
 from ratchet.errors import UserError
 from ratchet.rewards import (
-    DEFAULT_WEIGHTS_BOXED,
-    DEFAULT_WEIGHTS_TAGS,
     RewardFunction,
+    default_weights,
     resolve_rewards,
 )
 from ratchet.verifier import Style
@@ -46,8 +45,7 @@ class CheckedReward:
 
 def checked_rewards(config: RewardsConfig, style: Style) -> tuple[list[CheckedReward], list[float]]:
     """Reward functions and their weights; the style's own where the run sets none."""
-    default = DEFAULT_WEIGHTS_BOXED if style == Style.BOXED else DEFAULT_WEIGHTS_TAGS
-    found = resolve_rewards(config.weights or default)
+    found = resolve_rewards(config.weights or default_weights(style))
     return [CheckedReward(name, function) for name, function, _ in found], [
         weight for _, _, weight in found
     ]

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
 from trl import GRPOConfig as TrlGrpoConfig
 
-from ratchet.config import Dtype, GrpoConfig, LoraConfig
+from ratchet.config import Dtype, GrpoConfig
 from ratchet.errors import UserError
 from tasks.sampler.base import EngineSpec
 
@@ -36,21 +35,6 @@ def resolved_sync(grpo: GrpoConfig, dtype: Dtype) -> Sync:
     if grpo.sync == "adapter" and not grpo.lora.enabled:
         raise UserError("grpo.sync = 'adapter' needs grpo.lora.enabled = true")
     return grpo.sync
-
-
-def peft_config(lora: LoraConfig) -> PeftLoraConfig | None:
-    """Adapters on every linear layer but the head, without dropout (the sampler has none); None
-    for full fine-tuning."""
-    if not lora.enabled:
-        return None
-    return PeftLoraConfig(
-        r=lora.r,
-        lora_alpha=lora.alpha,
-        lora_dropout=0.0,
-        bias="none",
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
-    )
 
 
 def training_dtype(grpo: GrpoConfig, dtype: Dtype) -> Dtype:

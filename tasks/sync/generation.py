@@ -16,6 +16,7 @@ Which policy a batch was sampled from is its `policy_version`: optimizer steps s
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -60,7 +61,7 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, before)
 
 
-class ColocatedGeneration(VLLMGeneration):
+class ColocatedGeneration(VLLMGeneration, ABC):
     """What both ways of syncing share: the engine is made with `EngineSettings`.
 
     The trainer sets `next_version` before it asks for a sync.
@@ -92,9 +93,9 @@ class ColocatedGeneration(VLLMGeneration):
         seconds = time.perf_counter() - start
         self.last_sync = SyncRecord(self.next_version, num_bytes, seconds)
 
+    @abstractmethod
     def _transfer(self) -> int:
         """Hand the weights over; returns how many bytes they were."""
-        raise NotImplementedError
 
     def generate(self, prompts: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """TRL's `generate`; RuntimeError when the engine read other prompts than it was given."""
