@@ -132,7 +132,6 @@ class Conductor:
         """
         name = planned.node.name
         self.display.begin(name)
-        self._update_node(name, state=NodeState.RUNNING)
 
         def on_event(event: Event) -> None:
             self.display.update(event)
@@ -147,6 +146,7 @@ class Conductor:
         elif self.stop.wanted:
             worker = WorkerOutcome(WorkerState.STOPPED)
         else:
+            self._update_node(name, state=NodeState.RUNNING)
             with self._device(planned, on_event, slot):
                 worker = run_supervised(self._job(planned, prefect or {}), on_event, self.stop)
         return self._note(planned, worker)
@@ -249,7 +249,11 @@ class Conductor:
         )
         self.outcomes[outcome.name] = outcome
         self._update_node(
-            outcome.name, state=state, seconds=round(worker.seconds, 3), message=message
+            outcome.name,
+            write=state is not NodeState.REUSED,
+            state=state,
+            seconds=round(worker.seconds, 3),
+            message=message,
         )
         took = f"{duration(worker.seconds):<12}" if state is NodeState.DONE else ""
         shown = "stopped" if worker.state is WorkerState.STOPPED else state.value
@@ -271,9 +275,12 @@ class Conductor:
     def _close(self, status: RunStatus, message: str) -> None:
         self._update(status=status, message=message, finished_at=now())
 
-    def _update_node(self, name: str, **changes: Any) -> None:
+    def _update_node(self, name: str, *, write: bool = True, **changes: Any) -> None:
+        """Change a node's record. Without `write` it reaches the disk with the next change that
+        does: each write waits for the disk, which adds up where all is reused."""
         self.record = self.record.with_node(name, **changes)
-        update_run(self.store, self.record)
+        if write:
+            update_run(self.store, self.record)
 
     def _update(self, **changes: Any) -> None:
         self.record = self.record.model_copy(update=changes)
