@@ -156,7 +156,11 @@ class Conductor:
         failed = next((one for one in self.outcomes.values() if not one.ok), None)
         if error is not None:
             status = RunStatus.FAILED if isinstance(error, Exception) else RunStatus.CANCELLED
-            self._close(status, str(error) or type(error).__name__)
+            message = str(error) or f"interrupted: {type(error).__name__}"
+            for name, node in self.record.nodes.items():
+                if node.state is NodeState.RUNNING:
+                    self._update_node(name, state=NodeState.FAILED, message=message)
+            self._close(status, message)
             return 1
         if failed is None:
             verdict = self.verdict()

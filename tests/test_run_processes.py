@@ -104,7 +104,7 @@ def test_ctrl_c_stops_in_good_order_and_the_same_run_continues(store: Store, hom
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_run_leaves_no_process(store: Store, home: Path, number: signal.Signals) -> None:
-    _, process = started_run(store, home, LONG)
+    run_id, process = started_run(store, home, LONG)
     below = descendants(process.pid)
     # Worker and server, each under its supervisor.
     assert len(below) >= 4
@@ -112,6 +112,9 @@ def test_killed_run_leaves_no_process(store: Store, home: Path, number: signal.S
     process.communicate(timeout=30)
     wait_for(lambda: not any(map(is_alive, below)), 10, "all processes end")
     assert list(store.root.glob("questions/[!.]*")) == []
+    if number is signal.SIGTERM:  # the run could still say so
+        assert load_run(store, run_id).status is RunStatus.CANCELLED
+        assert states(load_run(store, run_id)) == {"model": "done", "questions": "failed"}
 
 
 @pytest.fixture(scope="module")
