@@ -145,7 +145,7 @@ def _start_module(module: str, *arguments: str) -> None:
 
     Ctrl-C reaches the child too (same process group); we wait for it to clean up.
     """
-    process = subprocess.Popen([sys.executable, "-m", module, *arguments])
+    process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
     while True:
         try:
             code = process.wait()
