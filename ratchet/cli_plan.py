@@ -185,6 +185,11 @@ def show(request: Request, as_json: bool) -> None:
     _print_plan(config, rows)
 
 
+def _few(names: list[str], what: str) -> str:
+    """The names where they are few, else their number."""
+    return ", ".join(names) if len(names) <= 3 else f"{len(names)} {what}"
+
+
 def _print_plan(config: RunConfig, rows: list[dict]) -> None:
     from rich.console import Console
     from rich.table import Table
@@ -192,8 +197,12 @@ def _print_plan(config: RunConfig, rows: list[dict]) -> None:
     from ratchet.dag import STAGES
 
     table = Table(title=f"Plan for '{config.name}'", title_justify="left", box=None, pad_edge=False)
-    for heading in ("stage", "", "key", "from", "why it runs, or what it does", "last took"):
-        table.add_column(heading, overflow="fold", no_wrap=heading in ("stage", "", "key"))
+    for heading in ("stage", "", "key", "from", "why it runs, or what it does", "last"):
+        table.add_column(
+            heading,
+            no_wrap=heading not in ("from", "why it runs, or what it does"),
+            min_width={"why": 22, "las": 6}.get(heading[:3]),
+        )
     for row in rows:
         reuse = row["state"] == "reuse"
         inputs = list(row["inputs"].values())
@@ -202,7 +211,7 @@ def _print_plan(config: RunConfig, rows: list[dict]) -> None:
             row["node"],
             "[green]reuse[/]" if reuse else "[yellow]run[/]",
             row["key"][:8],
-            ", ".join(inputs) if len(inputs) < 4 else f"{len(inputs)} stages",
+            _few(inputs, "stages"),
             row["why"] or f"[dim]{STAGES[row['stage']].gist}[/]",
             "" if last is None else f"{last:.0f} s",
         )

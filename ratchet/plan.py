@@ -158,7 +158,12 @@ def make_plan(
         elif found is None:
             why = _why_new(planned, store, previous)
             if above and why == OTHER_INPUTS:
-                why = f"its input changes: {', '.join(dict.fromkeys(above))}"
+                names = list(dict.fromkeys(above))
+                why = (
+                    f"{', '.join(names)} changes"
+                    if len(names) <= 3
+                    else f"{len(names)} of its inputs change"
+                )
         elif (role := store.stale_parent(found)) is not None:
             why = f"'{role}' was made anew since"
         elif above:
