@@ -124,7 +124,10 @@ def test_limits_beyond_the_context(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match=r"200 .* 313 = 513 tokens exceed the model's context of 512"
     ):
-        run(context(tmp_path), {"train": [], "test": []}, max_completion_tokens=313)
+        roles = {
+            role: [source(tmp_path, role, [("What is 1 + 1?", 2)])] for role in ("train", "test")
+        }
+        run(context(tmp_path), roles, max_completion_tokens=313)
 
 
 def test_role_emptied_by_long_prompts(tmp_path: Path) -> None:

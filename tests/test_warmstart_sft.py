@@ -178,11 +178,6 @@ def test_a_non_finite_loss_stops_the_run(tmp_path: Path, monkeypatch: pytest.Mon
         run_sft(stage_context(tmp_path))
 
 
-def test_micro_batches_must_divide_the_batch(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"sft\.micro_batch_size=3 must divide sft\.batch_size=4"):
-        run_sft(stage_context(tmp_path), SFT.model_copy(update={"micro_batch_size": 3}))
-
-
 def test_offline_wandb_run_lies_in_the_runs_folder(tmp_path: Path) -> None:
     ctx = stage_context(tmp_path)
     result = run_sft(ctx, wandb=WandbConfig(mode="offline"))

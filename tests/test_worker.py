@@ -13,6 +13,7 @@ from made_up_store import commit, filter_inputs, filter_job, read_log, score_row
 
 from ratchet.schemas import read_table
 from ratchet.store.store import Store
+from ratchet.verifier import close_shared_pool
 from tasks import launch
 from tasks.job import Job
 from tasks.launch import Event, StopRequest, WorkerOutcome, WorkerState, run_supervised
@@ -143,6 +144,14 @@ def test_waits_for_the_lock_and_says_for_whom(store: Store) -> None:
     assert heard[-1].state is WorkerState.BUILT
 
 
+@pytest.fixture
+def no_other_children() -> None:
+    """Ends the verifier's workers, which tests before may have left in this process."""
+    close_shared_pool()
+    assert descendants(os.getpid()) == []
+
+
+@pytest.mark.usefixtures("no_other_children")
 def test_stop_ends_the_worker_and_counts_as_stopped(store: Store) -> None:
     job = filter_job(store, filter_inputs(store, RIGHT))
     stop = StopRequest()
@@ -155,6 +164,7 @@ def test_stop_ends_the_worker_and_counts_as_stopped(store: Store) -> None:
     assert descendants(os.getpid()) == []
 
 
+@pytest.mark.usefixtures("no_other_children")
 def test_killed_worker_is_a_crash_that_names_the_signal(store: Store) -> None:
     job = filter_job(store, filter_inputs(store, RIGHT))
     with store.lock(job.stage, job.key, lambda message: None):
