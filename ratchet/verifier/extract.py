@@ -33,15 +33,20 @@ SOLUTION_OPEN, SOLUTION_CLOSE = "<SOLUTION>", "</SOLUTION>"
 TAGS = (WORKING_OPEN, WORKING_CLOSE, SOLUTION_OPEN, SOLUTION_CLOSE)
 
 BRACES = re.compile(r"\\{1,3}(?:boxed|fbox)(?![A-Za-z])|\\.|[{}]", re.DOTALL)
-BARE_BOX = re.compile(r"\s+(-?[0-9](?:[0-9,]*[0-9])?(?:\.[0-9]+)?)(?![0-9A-Za-z^{/])")
+BARE_BOX = re.compile(r"\s*(-?[0-9](?:[0-9,]*[0-9])?(?:\.[0-9]+)?)(?![0-9A-Za-z^{/])")
 HEADING = re.compile(r"\s*(?:[^\W\d_]|$)")
 MAX_JOINT = 80
 JOINT_DRESS = re.compile(
     r"\\(?:text|mbox|mathrm|textbf) *\{([^{}]*)\}|\\q?quad(?![A-Za-z])|\\[,;: \[\]()]|[$~*]"
 )
 JOINT = re.compile(
-    r"(?:[a-z]+ ?){0,2}(?:[,;&]|,? ?\b(?:and|or)\b)?(?: ?[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))? ?=)?"
+    r"(?:[a-z]+ ?){0,2}(?:[,;&/]|,? ?\b(?:and|or)\b)?"
+    r"(?: ?[A-Za-z](?:_\{?\w+\}?)?(?:\([a-z]\))? ?=)?"
 )
+LAST_FRACTION = re.compile(
+    r"((?<![0-9.^_])-? ?[0-9]* ?)\\[dtc]?frac *\{ *(-?[0-9]+) *\}\{ *([0-9]+) *\}$"
+)
+SPACED_GROUPS = re.compile(r"(?<![0-9.,])-?[1-9][0-9]{0,2}(?: [0-9]{3})+$")
 RETRACTS = set(
     """no not wait but actually so then thus hence therefore finally correct is are was wrong
     instead rather sorry now giving gives get""".split()  # noqa: SIM905
@@ -97,7 +102,7 @@ def exact_tags(text: str) -> bool:
     before, working, gap, answer = parts
     return (
         not (before.strip() or gap.strip() or text[at:].strip())
-        and bool(working.strip())
+        and bool(plain_chars(working).strip())
         and bool(answer.strip())
         and all(text.count(tag) == 1 for tag in TAGS)
     )
@@ -199,10 +204,23 @@ def last_number(text: str) -> Found:
     after = text[end : end + 3]
     if after.startswith("^") or (after.startswith("**") and after[2:].isdigit()):
         return Found(None, False, "the last number is part of an expression")
-    token = token.rstrip(".,")
+    before = text[max(0, end - 60) : end - len(token.removeprefix("-"))]
+    if re.search(r"[0-9][:.]\Z", before):
+        return Found(None, False, "the last number is part of a time, ratio or date")
+    token = whole_token(text[max(0, end - 60) : end + 1], token.rstrip(".,"))
     if read_number(token) is None:
         return Found(None, False, "the last number is malformed")
     return Found(token, True)
+
+
+def whole_token(ending: str, token: str) -> str:
+    """`token`, or the LaTeX fraction or the spaced groups that it ends. `ending` is the text up
+    to one character after the token."""
+    fraction = LAST_FRACTION.search(ending)
+    if fraction:
+        return f"{fraction[1].strip()}\\frac{{{fraction[2]}}}{{{fraction[3]}}}"
+    groups = SPACED_GROUPS.search(ending[:-1] if not ending[-1:].isdigit() else ending)
+    return groups[0] if groups else token
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +281,7 @@ def joins(between_boxes: str) -> bool:
     if not bare:
         return True
     return (
-        JOINT.fullmatch(bare) is not None and re.search(r"[,;&]|\b(?:and|or)\b", bare) is not None
+        JOINT.fullmatch(bare) is not None and re.search(r"[,;&/]|\b(?:and|or)\b", bare) is not None
     )
 
 

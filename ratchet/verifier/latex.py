@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from ratchet.verifier.numbers import plain_chars
+from ratchet.verifier.numbers import LETTER_UNITS, plain_chars
 
 MAX_CHARS = 2000  # beyond this a box is compared literally or not at all
 MAX_ENGINE_CHARS = 500
@@ -116,11 +116,25 @@ NAMED = {
 BRACES_KEPT = {"lbrace": "\\{", "rbrace": "\\}"}
 COMMAND = re.compile(r"\\\\|\\(?:(left|right) *(\.)|([A-Za-z]+)|(! *)|([,;:> ])|\$|[()\[\]](?!\[))")
 DOUBLED = re.compile(r"\\\\(?=[A-Za-z{}!,%$])")
-PLAIN_TEXT = re.compile(r"\\text\{ *([0-9][0-9.,]*|[A-Za-z]) *\}")
+PLAIN_TEXT = re.compile(r"\\text\{ *([0-9][0-9.,]*|[A-Za-z]|) *\}(?P<base> *_)?")
+WHOLE_TEXT = re.compile(r"\\text\{ *([0-9][^{}\\]*)\}")
+CURRENCY = re.compile(r"(-?) *(\\\$|[$€£¥]|\\text\{ *\\\$ *\}) *(-?[0-9](?:[0-9.,]*[0-9])?)[.,]?")
+CURRENCY_UNIT = {"€": "euros", "£": "pounds", "¥": "yen"}
+TYPED = re.compile(r"(?<![A-Za-z\\])(?:(?:sqrt|sin|cos|tan|ln|log|exp)(?= *\()|pi(?![A-Za-z]))")
+GROUPS = re.compile(r"(?<![0-9.])[1-9][0-9]{0,2}(?:(?:\{,\}|,\\!) ?[0-9]{3})+(?![0-9])")
+CYCLE = re.compile(r"(?<=[0-9.])\\(?:bar|overline) *(?:\{ *([0-9]+) *\}|([0-9]))")
+CHOOSE = re.compile(r"\{ *(\w+) *\\choose *(\w+) *\}")
+NATURAL = re.compile(r"\\log *_ *(?:\{ *e *\}|e(?![A-Za-z]))")
 PERCENT = re.compile(
     r"(?:\\?%|\\text\{ *(?:percent|percentage|pct|%) *\}|(?<=[0-9} ])(?:percentage|percent|pct)\b)"
 )
-RELATIONS = (("<=", "\\le "), (">=", "\\ge "), ("!=", "\\ne "), ("{,}", ","), ("\\text{,}", ","))
+RELATIONS = (
+    ("...", "\\dots "),
+    ("<=", "\\le "),
+    (">=", "\\ge "),
+    ("{,}", ","),
+    ("\\text{,}", ","),
+)
 DECORATION = re.compile(r"\\(?:color|textcolor|label|tag|hspace|vspace)\*? *\{[^{}]*\}")
 BLACKBOARD = re.compile(r"\\mathbb +([A-Z])")
 PHANTOM = re.compile(r"\\[hv]?phantom *(?:\{[^{}]*\}|[^\\ ])")
@@ -218,10 +232,32 @@ def closing(text: str, start: int, opening: str, close: str) -> int:
     return -1
 
 
+def unwrapped(match: re.Match[str]) -> str:
+    """A number or letter out of its \\text{}, unless it is a unit after a number: 5\\text{ m}."""
+    before = match.string[: match.start()].rstrip()[-1:]
+    if match[1] in LETTER_UNITS and (before.isdigit() or before == "}") and not match["base"]:
+        return f"\\text{{{match[1]}}}"
+    return match[1] + (match["base"] or "")
+
+
+def spelled_out(text: str) -> str:
+    """`text` with an amount of money as a number and its unit, separators inside braces dropped,
+    and functions typed as plain words made commands."""
+    inside = text[1:-1] if len(text) > 2 and text[0] == text[-1] == "$" else text
+    money = CURRENCY.fullmatch(inside)
+    if money:
+        unit = CURRENCY_UNIT.get(money[2], "dollars")
+        return f"{money[1]}{money[3]}\\text{{ {unit}}}"
+    text = GROUPS.sub(lambda match: re.sub(r"[^0-9]", "", match[0]), text)
+    if "\\text" not in text:
+        text = TYPED.sub(r"\\\g<0> ", text)
+    return NATURAL.sub(r"\\ln ", CHOOSE.sub(r"\\binom{\1}{\2}", text))
+
+
 def clean(text: str) -> str:
     """`text` in the one spelling that all comparisons use."""
-    text = plain_chars(text).translate(SIGNS) if not text.isascii() else text
-    text = " ".join(text.split())
+    text = spelled_out(" ".join(plain_chars(text).split()))
+    text = " ".join(text.translate(SIGNS).split())
     if "\\begin" not in text:
         text = DOUBLED.sub(r"\\", text)
     text = text.replace("$", "") if "\\$" not in text else text.replace("\\$", "").replace("$", "")
@@ -230,11 +266,15 @@ def clean(text: str) -> str:
     text = text.replace("\\text {", "\\text{")
     text = DECORATION.sub("", PHANTOM.sub("", text))
     text = BLACKBOARD.sub(r"\\mathbb{\1}", text)
+    text = re.sub(r"(?<![0-9)])!=", r"\\ne ", text)  # but 3!=6 is a factorial
     for old, new in RELATIONS:
         text = text.replace(old, new)
     text = text.replace("^{\\circ}", "^\\circ").replace("^ \\circ", "^\\circ")
-    text = PERCENT.sub("%", PLAIN_TEXT.sub(r"\1", text))
-    text = braced(braced(text, "\\frac", 2), "\\sqrt", 1)
+    text = CYCLE.sub(lambda match: f"\\overline{{{match[1] or match[2]}}}", text)
+    text = PERCENT.sub("%", PLAIN_TEXT.sub(unwrapped, text))
+    whole = WHOLE_TEXT.fullmatch(text)
+    text = whole[1] if whole else text
+    text = braced(braced(braced(text, "\\frac", 2), "\\sqrt", 1), "\\binom", 2)
     text = braced_powers(text.replace("**", "^") if not EMPHASISED.fullmatch(text) else text[2:-2])
     prefix = PREFIX.match(text)
     text = text[prefix.end() :] if prefix else text

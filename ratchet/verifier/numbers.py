@@ -34,6 +34,9 @@ CHARS = str.maketrans(
         **{code: None for code in INVISIBLE if code != 0x202F},
         ord("×"): "\\times ",
         ord("⁄"): "/",
+        ord("½"): " 1/2",
+        ord("¼"): " 1/4",
+        ord("¾"): " 3/4",
     }
 )
 
@@ -45,12 +48,21 @@ SCALE = {
     "billion": 1_000_000_000,
     "trillion": 1_000_000_000_000,
 }
-# Words that make the phrase after a number more than a unit.
-NOT_A_UNIT = set(
-    """or and to not no nor is isn't are was but if maybe than then plus minus times divided over
-    half quarter third point negative either otherwise wrong incorrect false maybe perhaps guess
-    cannot can't never except k b bn mn e x i pi""".split()  # noqa: SIM905
+# Words that change the number before them, or add another one: none can be part of a unit.
+QUANTITIES = set(
+    """zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen
+    sixteen seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety
+    dozens hundreds thousands millions billions trillions mil bil half halves third thirds quarter
+    fourths fifths sixths sevenths eighths ninths tenths hundredths thousandths squared cubed
+    doubled tripled twice fold factorial choose mod modulo root sqrt log ln pi inf infinity nan
+    negative plus minus divided over point recurring repeating""".split()  # noqa: SIM905
 )
+# Words that make the phrase after a number more than a unit.
+NOT_A_UNIT = QUANTITIES | set(
+    """or and to not no nor is isn't are was but if maybe than then times either otherwise wrong
+    incorrect false perhaps guess cannot can't never except bn mn""".split()  # noqa: SIM905
+)
+LETTER_UNITS = set("mgshlLNJWV")
 
 FAST = re.compile(r"-?[0-9]{1,18}")
 GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})+|[1-9][0-9]{0,2}(?: [0-9]{3})+"
@@ -67,8 +79,13 @@ WHOLE = re.compile(
     re.DOTALL,
 )
 EMPHASIS = re.compile(r"\*\*(?![0-9])|(?<![0-9])\*\*")
-UNIT_CHARS = re.compile(r"(?:[^\W\d_]|[°'./ \-²³€£¥₹¢]|(?<=[A-Za-z])\^?\{?[23]\}?(?![0-9]))*")
-UNIT_START = re.compile(r"[^\W\d_]|[°²³€£¥₹¢/(]")
+EMPHASISED = re.compile(r"(\*{1,3}|_{1,2})([^*_]+)\1")
+LETTER = r"[^\W\d_²³¹⁰-₟⅐-↏]"  # no superscripts, fractions or Roman numerals
+UNIT_CHARS = re.compile(
+    "(?:" + LETTER + r"|[°'./ \-€£¥₹¢]|(?<=[A-Za-z])(?:[²³]|\^?\{?[23]\}?(?![0-9])))*"
+)
+UNIT_START = re.compile(rf"{LETTER}|[°€£¥₹¢/(]")
+SYMBOLS = re.compile(r"[A-Za-z]-?|[xyz]{2,3}|[xX][0-9A-Fa-f]+|[αβγθλπφ].*")
 FRAC = re.compile(r"\\[dtc]?frac *(\{[^{}]*\}|[0-9]) *(\{[^{}]*\}|[0-9])")
 TEXT = re.compile(r"\\(?:text|mbox|mathrm|textbf|textnormal|mathbf|textit) *\{([^{}]*)\}")
 # Starts with a character class, which the matcher finds fast; the look-behinds come after it.
@@ -112,11 +129,14 @@ def power_of_ten(mantissa: Value, exponent: int) -> Value | None:
 def unwrap(text: str) -> str:
     """`text` without the dress that is no part of a number: currency, emphasis, one box."""
     text = text.strip().strip("$").strip()
-    if text.startswith("\\boxed{") and text.endswith("}"):
-        text = text[7:-1].strip()
-    text = EMPHASIS.sub("", text).strip("`")
+    for _ in range(2):  # a nested box unwraps once
+        if text.startswith("\\boxed{") and text.endswith("}"):
+            text = text[7:-1].strip()
+    emphasised = EMPHASISED.fullmatch(text)
+    text = emphasised[2] if emphasised else EMPHASIS.sub("", text).strip("`")
     if "\\" in text:
         text = re.sub(r"\\! *", "", text).replace("\\$", "").replace("\\%", "%")
+        text = re.sub(r"(?<=[0-9{])~", " ", text)
         for mark in ("\\,", "\\;", "\\:", "\\ ", "\\(", "\\)", "\\[", "\\]"):
             text = text.replace(mark, " ")
         text = FRAC.sub(
@@ -156,7 +176,9 @@ def unit_scale(rest: str) -> int | None:
         return 1
     if not UNIT_CHARS.fullmatch(rest) or not UNIT_START.match(rest):
         return None
-    words = rest.lower().replace(".", " ").split()
+    if SYMBOLS.fullmatch(rest) and rest not in LETTER_UNITS:  # 7y, 7M, 0xA, 7π
+        return None
+    words = re.sub(r"[./()]", " ", rest.lower()).split()
     if len(words) > 6 or any(word in NOT_A_UNIT for word in words):
         return None
     if words and words[0] in SCALE:

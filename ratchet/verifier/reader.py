@@ -16,8 +16,8 @@ Node = tuple[Any, ...]  # (kind, *arguments), see `value`
 
 GREEK = set(
     """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi
-    rho sigma tau phi varphi chi psi omega Gamma Delta Theta Lambda Sigma Phi Psi Omega
-    ell""".split()  # noqa: SIM905
+    rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi
+    Psi Omega ell""".split()  # noqa: SIM905
 )
 FUNCTIONS = set(
     """sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan ln exp""".split()  # noqa: SIM905

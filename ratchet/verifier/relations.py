@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from ratchet.verifier.shapes import FUNCTIONS, Kind, Shape, enclosed, rational
 
 NAME_PART = (
-    r"(?>\\[A-Za-z]++|[A-Za-z])'*+(?>_(?:\{[^{}]*\}|[A-Za-z0-9]))?+"
-    r"(?> ?\([A-Za-z](?:, ?[A-Za-z])*\))?+ ?+[:/]?+ ?+"
+    r"(?>\\[A-Za-z]++|[A-Za-z])'*+(?>_(?:\{[^{}]*\}|[A-Za-z0-9]))?+(?>\^\{-1\})?+"
+    r"(?> ?\((?:[A-Za-z]|-?[0-9]+)(?:, ?(?:[A-Za-z]|-?[0-9]+))*\))?+ ?+[:/]?+ ?+"
 )
 NAME = re.compile(
     rf"(?>{NAME_PART})+"
-    r"|\|[A-Z]{1,3}\||\\(?:angle|overline|vec|hat|bar) *\{?[A-Z]{1,3}\}?"
+    r"|\|[A-Z]{1,3}\||\\(?:angle|overline|vec|hat|bar) *\{?(?:[A-Z]{1,3}|[a-z])\}?"
     r"|\\frac\{[A-Z]{1,3}\}\{[A-Z]{1,3}\}"
+)
+SUBSCRIPT = re.compile(r"_\{[^{}]*\}")
+# Names only where "= value" follows: a bound on |z| is no bound on z.
+VALUE_NAME = re.compile(
+    r"\\text\{(?! *not\b)[A-Za-z ]+\}|\|[a-z]\||\[[A-Z]{3,6}\]"
+    r"|\\frac\{d[a-z]?\}\{d[a-z]\}(?:\([a-z]\))?"
 )
 FLIP = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 
@@ -35,7 +41,12 @@ def is_name(text: str) -> bool:
     whole = enclosed(text)
     if whole and whole[0] == "()":
         return all(is_name(item.strip()) for item in whole[1].split(","))
-    return NAME.fullmatch(text) is not None and not FUNCTIONS.search(text)
+    return NAME.fullmatch(text) is not None and not FUNCTIONS.search(SUBSCRIPT.sub("", text))
+
+
+def names_value(text: str) -> bool:
+    """Whether "= value" after `text` gives the value of what `text` names."""
+    return is_name(text) or VALUE_NAME.fullmatch(text.strip()) is not None
 
 
 def assignment(shape: Shape) -> tuple[str, str] | None:
@@ -51,7 +62,7 @@ def assignment(shape: Shape) -> tuple[str, str] | None:
         if len(signs) == 1:
             return "", shape.items[0]  # an exact value and what it is about
         return assignment(Shape(Kind.RELATION, shape.text, shape.items[:-1], " ".join(signs[:-1])))
-    if set(signs) <= {"="} and is_name(shape.items[0]) and one_value(shape.items[1:]):
+    if set(signs) <= {"="} and names_value(shape.items[0]) and one_value(shape.items[1:]):
         return shape.items[0], shape.items[-1]
     if signs == ["\\in"] and is_name(shape.items[0]):
         return shape.items[0], shape.items[1]

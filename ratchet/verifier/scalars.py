@@ -7,15 +7,17 @@ worker, are a subclass that always answers.
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from ratchet.verifier.arithmetic import rational_value
 from ratchet.verifier.latex import squashed
-from ratchet.verifier.numbers import Value, magnitude
+from ratchet.verifier.numbers import Value
 from ratchet.verifier.shapes import group_braces, rational
 from ratchet.verifier.units import split_unit, units_conflict
 
 MIN_SIGNIFICANT_DIGITS = 6
-BASE = re.compile(r"(-?)(?:\\text\{ *)?([0-9A-Z]+) *\}?_\{? *([0-9]+) *\}?")
+BASE = re.compile(r"(-?)(?:\\text\{ *|\()?([0-9A-Z]+) *[})]?_\{? *([0-9]+) *\}?")
+LETTER = re.compile(r"\\text\{([A-Za-z])\}")  # 5\\text{m} may be written 5m
 INFINITE = {"\\infty": 1, "+\\infty": 1, "-\\infty": -1}
 
 
@@ -28,7 +30,7 @@ class LocalScalars:
 
     def equal(self, gold: str, answer: str) -> bool:
         """Whether two scalars are equal. Raises `UndecidedError`."""
-        if squashed(gold) == squashed(answer):
+        if LETTER.sub(r"\1", squashed(gold)) == LETTER.sub(r"\1", squashed(answer)):
             return True
         gold, gold_unit = split_unit(gold)
         answer, unit = split_unit(answer)
@@ -84,9 +86,15 @@ def values_agree(gold: Value, answer: Value, gold_text: str, answer_text: str) -
     for decimal, exact, text in sides:
         if not terminates(exact) and terminates(decimal):
             unit = last_place(text)
-            if unit is not None and magnitude(decimal - exact) < unit:
+            if unit is not None and is_rounding(decimal, exact, unit):
                 return True
     return False
+
+
+def is_rounding(decimal: Any, exact: Any, unit: Any) -> bool:
+    """Whether `decimal`, whose last place is worth `unit`, is `exact` rounded or cut off there."""
+    short = abs(exact) - abs(decimal)
+    return (decimal < 0) == (exact < 0) and bool(-unit / 2 <= short < unit)
 
 
 def terminates(value: Value) -> bool:

@@ -19,7 +19,7 @@ ONLY_TEXT = re.compile(r"(?:\\text\{[^{}]*\} *)+")
 FUNCTIONS = re.compile(
     r"\\?(?:sin|cos|tan|cot|sec|csc|ln|log|exp|sqrt|pi|max|min|gcd|lcm|infty)(?![a-z])"
 )
-SIGN = re.compile(r"\\(?:le|ge|ne|in|approx|equiv|sim)(?![A-Za-z])|(?<![\\<>!])[=<>]")
+SIGN = re.compile(r"\\(?:le|ge|ne|in|approx|equiv|sim)(?![A-Za-z])|(?<![\\<>])[=<>]")
 MATRIX = re.compile(
     r"(?:[\[(] *)?\\begin\{(?P<env>[pbB]?matrix|array)\}(?:\{[lcr| ]*\})?"
     r"(?P<body>.*?)\\end\{(?P=env)\}(?: *[\])])?"
@@ -29,7 +29,7 @@ CONJUNCTION = re.compile(r"\\text\{ *,? *(?:and|or) *,? *\}|(?<![A-Za-z\\])(?:an
 SCALED = re.compile(rf"(.*[0-9}})]) *(?:\\text\{{ *)?({'|'.join(SCALE)}) *\}}?")
 GROUPED_RUN = re.compile(r"[1-9][0-9]{0,2}(?:,[0-9]{3})+")
 CLOSERS = {"(": ")", "[": "]", "\\{": "\\}"}
-LETTERS = re.compile(r"\\text\{ *([A-Z](?:, *[A-Z])+) *\}")
+LETTERS = re.compile(r"\\text\{ *([A-Z](?:(?:, *| *,? *and )[A-Z])+) *\}")
 SAME_SET = {
     "\\mathbb{R}": "(-\\infty,\\infty)",
     "\\{\\}": "\\emptyset",
@@ -104,9 +104,11 @@ def in_grouped_number(text: str, at: int) -> bool:
     start, end = at, at
     while start > 0 and (text[start - 1].isdigit() or text[start - 1] == ","):
         start -= 1
-    while end < len(text) and (text[end].isdigit() or text[end] == ","):
+    while end < len(text) and (
+        text[end].isdigit() or (text[end] == "," and text[end + 1 : end + 2].isdigit())
+    ):
         end += 1
-    return GROUPED_RUN.fullmatch(text, start, end) is not None
+    return end > at and GROUPED_RUN.fullmatch(text, start, end) is not None
 
 
 def listed(text: str) -> list[str]:
@@ -169,6 +171,8 @@ def words_of(text: str) -> str | None:
 
 def plus_minus(text: str) -> tuple[str, str] | None:
     """The two values of an expression with one ±, or None."""
+    if "\\pm" not in text:
+        text = text.replace("\\mp", "\\pm")
     if text.count("\\pm") != 1 or "\\mp" in text:
         return None
     before, _, after = text.partition("\\pm")

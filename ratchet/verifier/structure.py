@@ -14,8 +14,18 @@ from ratchet.verifier.latex import squashed
 from ratchet.verifier.relations import FLIP, Range, as_range, assignment, range_of_interval, upward
 from ratchet.verifier.scalars import LocalScalars, UndecidedError
 from ratchet.verifier.shapes import Kind, Shape, rational, shape_of, words_of
+from ratchet.verifier.units import split_unit
 
 MAX_ITEMS = 60
+CONSTANT = re.compile(
+    r"\\(?:sqrt|frac|pi|cdot|times|div|ln|log|exp|sin|cos|tan|cot|sec|csc|binom|overline|circ"
+    r"|arcsin|arccos|arctan)(?![A-Za-z])|(?<![A-Za-z\\])[ei](?![A-Za-z])"
+)
+# A choice whose text names another one, or takes it back, is no choice.
+HEDGE = re.compile(
+    r"\([A-Z]\)|\b[B-H]\b|\bA[):]|\b(?:or|either|maybe|perhaps|wrong|incorrect|except)\b"
+    r"|\b(?:not|isn't) *$"
+)
 
 
 class Comparison:
@@ -83,6 +93,8 @@ class Comparison:
         ones, others = list(gold.items), list(answer.items)
         if Kind.SET in (gold.kind, answer.kind):
             ones = self.distinct(ones)
+        if answers_names(ones, others):
+            return self.ordered(tuple(ones), tuple(others))
         if len(self.distinct(ones)) == len(ones):
             others = self.distinct(others)
         return self.matched(tuple(ones), tuple(others))
@@ -134,6 +146,8 @@ class Comparison:
         """Words compare without case; a choice is its letter."""
         one, other = words_of(gold.text), words_of(answer.text)
         if one is None or other is None:
+            if same_letters(gold.text, answer.text):
+                return self.scalars.equal(gold.text, answer.text)
             return choice(gold.text, one) is not None and choice(gold.text, one) == choice(
                 answer.text, other
             )
@@ -152,7 +166,8 @@ class Comparison:
         one, other = assignment(gold), assignment(answer)
         if gold.kind is not Kind.RELATION:
             if other is not None:
-                return self.equal(gold.text, other[1])
+                named = answer.items[1:] if set(answer.mark.split()) == {"="} else ()
+                return self.equal(gold.text, other[1]) and self.one_constant(named)
             return self.true_chain(gold, answer)
         if answer.mark == "\\in" and as_range(gold) is not None:
             answer = shape_of(answer.items[1])
@@ -182,12 +197,13 @@ class Comparison:
 
     def true_chain(self, gold: Shape, answer: Shape) -> bool:
         """An answer such as 2+5=7: true arithmetic whose last part is the value."""
-        if set(answer.mark.split()) != {"="}:
+        if set(answer.mark.split()) != {"="} or not all(map(is_constant, answer.items)):
             return False
-        values = [rational(part) for part in answer.items]
-        if any(value is None or value != values[-1] for value in values):
-            return False
-        return self.equal(gold.text, answer.items[-1])
+        return self.equal(gold.text, answer.items[-1]) and self.one_constant(answer.items)
+
+    def one_constant(self, parts: tuple[str, ...]) -> bool:
+        """Whether the parts of a chain that hold no names all have the value of the last."""
+        return all(self.equal(parts[-1], part) for part in parts[:-1] if is_constant(part))
 
     def chain_value(self, gold: Shape, answer: Shape) -> bool:
         """A gold such as 0.56 = 56%: any of its values is right."""
@@ -204,12 +220,37 @@ class Comparison:
         return self.ordered((gold.low, gold.high), (answer.low, answer.high))
 
 
+def is_constant(text: str) -> bool:
+    """Whether a text has a value of its own: numbers, roots, pi, functions of them, no names."""
+    return bool(text) and not re.search(r"[A-Za-z]", CONSTANT.sub(" ", split_unit(text)[0]))
+
+
+def same_letters(one: str, other: str) -> bool:
+    """Whether one text is two to four letters side by side and the other an expression in just
+    these letters, so that both may be the same product."""
+    word, expression = (one, other) if re.fullmatch(r"[A-Za-z]{2,4}", one) else (other, one)
+    if not re.fullmatch(r"[A-Za-z]{2,4}", word) or "\\text" in expression:
+        return False
+    return set(word) == set(re.findall(r"[A-Za-z]", re.sub(r"\\[A-Za-z]+", " ", expression)))
+
+
+def answers_names(gold: list[str], answer: list[str]) -> bool:
+    """Whether the gold names different things (x = 2, y = 3) and the answer only lists values,
+    which then have to come in the same order."""
+    named = [assignment(shape_of(item)) for item in gold]
+    names = {pair[0] for pair in named if pair is not None}
+    bare = all(shape_of(item).kind is not Kind.RELATION for item in answer)
+    return bare and None not in named and len(names) == len(gold) > 1
+
+
 def choice(text: str, words: str | None) -> str | None:
     """The letter of a multiple-choice answer: C, (C), C., \\text{(C)}, (C) some text."""
     if words is not None and re.fullmatch(r"\(?[a-z]\)?", words):
         return words.strip("()")
     bare = re.sub(r"\\text\{([^{}]*)\}", r"\1", text).strip()
-    match = re.fullmatch(r"\(?([A-Z])(?:\)|[.:](?= ))?(?: +[^-+*/^=<>\\].*)?", bare)
+    match = re.fullmatch(r"\(?([A-Z])(?:\)|[.:](?= ))?( +[^-+*/^=<>\\].*)?", bare)
+    if match and HEDGE.search(match[2] or ""):
+        return None
     if match and (len(bare) == 1 or bare[0] == "(" or bare[1:2] in (")", ".", ":")):
         return match[1].lower()
     return None

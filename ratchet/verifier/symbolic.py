@@ -24,7 +24,7 @@ from math_verify import verify as engine_verify
 
 from ratchet.verifier import numeric
 from ratchet.verifier.latex import too_complex
-from ratchet.verifier.scalars import LocalScalars, last_place
+from ratchet.verifier.scalars import LocalScalars, is_rounding, last_place
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 
@@ -119,9 +119,9 @@ def same_number(one: Any, other: Any) -> bool | None:
 
 
 def case_differs(gold: str, answer: str) -> bool:
-    """Whether a letter stands in one text only in the other case (r for R)."""
-    ones, others = ({m for m in LETTERS.findall(t) if len(m) == 1} for t in (gold, answer))
-    return any(letter.swapcase() in others for letter in ones - others)
+    """Whether a letter stands in one text only in the other case (r for R, Π for π)."""
+    ones, others = set(LETTERS.findall(gold)), set(LETTERS.findall(answer))
+    return bool({m.lower() for m in ones - others} & {m.lower() for m in others - ones})
 
 
 class EngineScalars(LocalScalars):
@@ -215,6 +215,9 @@ def rounds(decimal: str, exact: str) -> bool:
     with mpmath.workdps(numeric.CONSTANT_DIGITS):
         written = numeric.constant(decimal)
         unit = last_place(decimal)
+        if mpmath.im(value):
+            return False
+        value = mpmath.re(value)
         if unit is None:
             return numeric.close(value, written, numeric.CONSTANT_DIGITS)
-        return bool(mpmath.fabs(value - written) < mpmath.mpf(unit.numerator) / unit.denominator)
+        return is_rounding(mpmath.re(written), value, mpmath.mpf(unit.numerator) / unit.denominator)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from ratchet.verifier.numbers import QUANTITIES
+
 CANONICAL = {
     "mm": "mm millimeter millimeters millimetre millimetres",
     "cm": "cm centimeter centimeters centimetre centimetres",
@@ -37,6 +39,9 @@ CANONICAL = {
     "degree": "degree degrees deg ^\\circ",
     "radian": "radian radians rad",
     "mph": "mph",
+    "km / h": "kph kmh",
+    "celsius": "celsius °c",
+    "fahrenheit": "fahrenheit °f",
     "percent": "%",
     "am": "am",
     "pm": "pm",
@@ -52,11 +57,14 @@ FURTHER = set(
     pens shirts teams members players workers""".split()  # noqa: SIM905
 )
 # In \\text{} these make the phrase part of the answer, not a unit.
-NOT_UNITS = set(
-    """or and to not no nor than more less fewer least most if when only mod remainder between
-    through thousand million billion hundred dozen half is isn't are aren't was be cannot can't
-    never wrong incorrect false maybe perhaps guess error unknown except""".split()  # noqa: SIM905
+NOT_UNITS = QUANTITIES | set(
+    """or and to not no nor than more less fewer least most if when only remainder between through
+    thousand million billion hundred dozen is isn't are aren't was be cannot can't never wrong
+    incorrect false maybe perhaps guess error unknown except""".split()  # noqa: SIM905
 )
+RATES = {"mi / h": "mph"}
+TEMPERATURE = re.compile(r"\^\\circ *(?:\\text\{ *)?([CF])\b *\}?$")
+PRIME = re.compile(r"(?<=[0-9}]) *(\'\'|\'|\")$")
 POWER = r"(?:\^\{?([23])\}?)?"
 TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-z])")
 TEXT_UNIT = re.compile(rf"(?<=[0-9A-Za-z}})]) *\\text\{{([^{{}}]*)\}} *{POWER}\.?$")
@@ -70,7 +78,8 @@ def unit_name(words: list[str], power: str | None) -> str:
         words, power = words[1:], "2"
     elif words and words[0] in ("cubic", "cu"):
         words, power = words[1:], "3"
-    name = " ".join(NAME.get(word, word) for word in words)
+    name = " ".join(NAME.get(word, "/" if word == "per" else word) for word in words)
+    name = RATES.get(name, name)
     return f"{name}^{power}" if power else name
 
 
@@ -80,6 +89,13 @@ def split_unit(text: str) -> tuple[str, str | None]:
         return text[:-1].rstrip(" \\"), "percent"
     if text.endswith("^\\circ") and len(text) > 6 and not TRIGONOMETRIC.search(text):
         return text[:-6].rstrip(), "degree"
+    temperature = TEMPERATURE.search(text)
+    if temperature:
+        scale = "celsius" if temperature[1] == "C" else "fahrenheit"
+        return text[: temperature.start()].rstrip(), scale
+    prime = PRIME.search(text)
+    if prime:
+        return text[: prime.start()], "ft" if prime[1] == "'" else "in"
     match = TEXT_UNIT.search(text)
     if match:
         phrase = match[1].lower().replace("a.m.", "am").replace("p.m.", "pm")
@@ -100,5 +116,12 @@ def units_conflict(one: str | None, other: str | None) -> bool:
     """Whether both units are of the table and differ."""
     if one is None or other is None or one == other:
         return False
-    bases = set(CANONICAL)
-    return one.partition("^")[0] in bases and other.partition("^")[0] in bases
+    if "degree" in (one, other) and {one, other} & {"celsius", "fahrenheit"}:
+        return False
+    return known(one) and known(other)
+
+
+def known(name: str) -> bool:
+    """Whether a unit is of the table, or a rate of two such units."""
+    base = name.partition("^")[0]
+    return base in CANONICAL or all(part in CANONICAL for part in base.split(" / "))
