@@ -287,7 +287,8 @@ def joins(between_boxes: str) -> bool:
 
 def find_boxed(text: str) -> Found:
     """The content of the last box. Boxes joined by a comma, "and" or "or" are one list; a last
-    box that is empty or never closed is a failure. Exact means a single box."""
+    box that is empty or never closed is a failure. The last box is the demanded format; that it
+    is the only one is paid for by the reward `boxed_format`."""
     every = boxes(text)
     if not every:
         return Found(None, False, "no \\boxed{}")
@@ -304,7 +305,7 @@ def find_boxed(text: str) -> Found:
     answer = contents[0] if len(contents) == 1 else ", ".join(contents)
     if "\\boxed" in answer or "\\fbox" in answer:
         return Found(None, False, "boxes nested more than once")
-    return Found(answer, len(every) == 1)
+    return Found(answer, True)
 
 
 def unnest(content: str) -> str:
