@@ -108,18 +108,20 @@ def _show_run(store: Store, run: RunRecord, as_json: bool) -> None:
     if run.message:
         console.print(run.message, highlight=False)
     table = Table(box=None, pad_edge=False)
-    for heading in ("stage", "state", "key", "seconds", "folder"):
+    for heading in ("stage", "state", "artifact", "seconds"):
         table.add_column(heading, overflow="fold")
     for name, node in run.nodes.items():
-        folder = store.folder(node.stage, node.key)
+        made = store.find(node.stage, node.key) is not None
         table.add_row(
             name,
             node.state,
-            node.key[:8],
+            f"{node.stage}/{node.key[:8]}" if made else "",
             "" if node.seconds is None else f"{node.seconds:.1f}",
-            _shorter(folder) if folder.is_dir() else "",
         )
     console.print(table)
+    console.print(
+        f"in {_shorter(store.root)}; `ratchet show {run.name}/STAGE` tells more", style="dim"
+    )
 
 
 def _shorter(path: Path) -> str:
