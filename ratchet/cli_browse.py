@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -67,12 +68,15 @@ def runs(
     from rich.console import Console
     from rich.table import Table
 
+    console = Console()
+    rows = [(run.run_id, run.status.value, _progress(run)) for run in found]
+    taken = max((len("".join(row)) + 2 * len(row) for row in rows), default=0)
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "started (UTC)", "status", "stages", "verdict"):
-        table.add_column(heading, overflow="fold")
-    for run in found:
-        table.add_row(run.run_id, run.created_at[:16], run.status, _progress(run), run.message)
-    Console().print(table)
+    for heading in ("run", "status", "stages", "verdict, or what stopped it"):
+        table.add_column(heading)
+    for run, row in zip(found, rows, strict=True):
+        table.add_row(*row, shorten(run.message, max(24, console.width - taken), placeholder=" …"))
+    console.print(table, highlight=False)
     if not found:
         print("no runs yet: start one with `ratchet run --preset demo`")
 

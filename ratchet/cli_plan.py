@@ -197,11 +197,10 @@ def _print_plan(config: RunConfig, rows: list[dict]) -> None:
     from ratchet.dag import STAGES
 
     table = Table(title=f"Plan for '{config.name}'", title_justify="left", box=None, pad_edge=False)
-    for heading in ("stage", "", "key", "from", "why it runs, or what it does", "last"):
+    for heading in ("stage", "", "from", "why it runs, or what it does", "last"):
         table.add_column(
             heading,
             no_wrap=heading not in ("from", "why it runs, or what it does"),
-            min_width={"why": 22, "las": 6}.get(heading[:3]),
         )
     for row in rows:
         reuse = row["state"] == "reuse"
@@ -210,7 +209,6 @@ def _print_plan(config: RunConfig, rows: list[dict]) -> None:
         table.add_row(
             row["node"],
             "[green]reuse[/]" if reuse else "[yellow]run[/]",
-            row["key"][:8],
             _few(inputs, "stages"),
             row["why"] or f"[dim]{STAGES[row['stage']].gist}[/]",
             "" if last is None else f"{last:.0f} s",

@@ -16,8 +16,6 @@ from ratchet.store.keys import artifact_key
 from ratchet.store.runs import RunRecord
 from ratchet.store.store import Store
 
-OTHER_INPUTS = "other inputs"
-
 
 @dataclass(frozen=True)
 class PlannedNode:
@@ -109,8 +107,15 @@ def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
-def _why_new(planned: PlannedNode, store: Store, previous: RunRecord | None) -> str:
-    """Why no artifact with this key exists, by comparison with the previous run's."""
+def _why_new(
+    planned: PlannedNode,
+    store: Store,
+    previous: RunRecord | None,
+    keys: dict[str, str],
+    seed: int,
+) -> str:
+    """Why no artifact with this key exists, by comparison with the previous run's; `keys` are
+    those of the nodes above."""
     record = None if previous is None else previous.nodes.get(planned.node.name)
     found = None if record is None else store.find(record.stage, record.key)
     if found is None:
@@ -124,7 +129,16 @@ def _why_new(planned: PlannedNode, store: Store, previous: RunRecord | None) -> 
     ]
     if old.code_version != planned.code_version:
         reasons.append("its code has changed")
-    return "; ".join(reasons) or OTHER_INPUTS
+    if old.seed != seed:
+        reasons.append(f"seed: {old.seed} → {seed}")
+    if reasons:
+        return "; ".join(reasons)
+    names = [
+        name
+        for role, name in planned.node.inputs.items()
+        if role not in old.parents or old.parents[role].key != keys[name]
+    ]
+    return "input changed: " + (", ".join(names) if len(names) <= 3 else f"{len(names)} of them")
 
 
 def make_plan(
@@ -156,14 +170,7 @@ def make_plan(
         if node.name in force:
             why = "asked for"
         elif found is None:
-            why = _why_new(planned, store, previous)
-            if above and why == OTHER_INPUTS:
-                names = list(dict.fromkeys(above))
-                why = (
-                    f"{', '.join(names)} changes"
-                    if len(names) <= 3
-                    else f"{len(names)} of its inputs change"
-                )
+            why = _why_new(planned, store, previous, keys, config.seed)
         elif (role := store.stale_parent(found)) is not None:
             why = f"'{role}' was made anew since"
         elif above:

@@ -82,7 +82,7 @@ def test_what_exists_is_reused_and_a_change_reruns_it_and_what_follows(tmp_path:
         "filter", "warmstart", "grpo", "evaluate.warmstart", "evaluate.rl", "compare", "report",
     }  # fmt: skip
     assert plan.named("filter").why == "filter.keep_below: 1.0 → 0.9"
-    assert plan.named("evaluate.warmstart").why == "warmstart changes"
+    assert plan.named("evaluate.warmstart").why == "input changed: warmstart"
 
 
 def test_a_seed_changes_every_key_and_a_name_none(tmp_path: Path) -> None:
