@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -146,8 +146,8 @@ def _reap() -> None:
             pass
 
 
-def _send(number: signal.Signals) -> None:
-    for pid in descendants(os.getpid()):
+def _send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
 
@@ -156,18 +156,19 @@ def _end_everything(worker_has_ended: Callable[[], bool]) -> None:
     """SIGTERM to group and descendants, SIGKILL to what is left after the grace."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # we are a member of the group
     os.killpg(0, signal.SIGTERM)
-    _send(signal.SIGTERM)
+    asked: set[int] = set()
     deadline = time.monotonic() + GRACE_SECONDS
     while time.monotonic() < deadline:
+        left = descendants(os.getpid())
         if worker_has_ended():
             _reap()
-            if not descendants(os.getpid()):
+            if not left:
                 return
+        _send(signal.SIGTERM, set(left) - asked)  # each once; some were forked just now
+        asked.update(left)
         time.sleep(POLL_SECONDS)
     while left := descendants(os.getpid()):  # again and again: they may fork meanwhile
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        _send(signal.SIGKILL, left)
         time.sleep(POLL_SECONDS)
         if worker_has_ended():
             _reap()
