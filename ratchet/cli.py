@@ -8,6 +8,7 @@ their own (`python -m flows.run`), which also keeps this package free of imports
 from __future__ import annotations
 
 import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -143,9 +144,11 @@ def _start_flow(store: Path, run_id: str) -> None:
 def _start_module(module: str, *arguments: str) -> None:
     """Run one of our modules in its own process and exit with its code.
 
-    Ctrl-C reaches the child too (same process group); we wait for it to clean up.
+    Ctrl-C reaches the child too (same process group), SIGTERM is passed on; we wait for it to
+    clean up.
     """
     process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
+    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
         try:
             code = process.wait()

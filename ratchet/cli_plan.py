@@ -50,18 +50,20 @@ def resolve(request: Request, store: Store) -> tuple[RunConfig, RunRecord | None
         assert request.from_run is not None
         previous = load_run(store, request.from_run)
         config = from_record(previous.config, assignments, request.data)
-        _check_context(config)
+        _check_model(config)
         return config, previous
     config = load_config(request.preset, assignments, request.data)
-    _check_context(config)
+    _check_model(config)
     earlier = (run for run in all_runs(store) if run.name == config.name)
     return config, next(earlier, None)
 
 
-def _check_context(config: RunConfig) -> None:
-    """UserError when the longest prompt and completion allowed don't fit the model's context."""
-    from ratchet.model_check import context_limit
+def _check_model(config: RunConfig) -> None:
+    """UserError when the model can't be used, or the longest prompt and completion allowed don't
+    fit its context."""
+    from ratchet.model_check import check_model, context_limit
 
+    check_model(config.model)
     limit = context_limit(config.model)
     prompt, completion = config.questions.max_prompt_tokens, config.sampler.max_completion_tokens
     if limit is not None and prompt + completion > limit:

@@ -49,7 +49,7 @@ Dtype = Literal["float32", "bfloat16"]
 class ModelConfig(Section):
     """The model that is made better."""
 
-    path: str = "seedling"
+    path: str = Field(default="seedling", min_length=1)
     """Hub id, local directory, or a packaged model: 'seedling', 'smollm2-135m-instruct'."""
     revision: str | None = None
     """Hub revision (branch, tag or commit); none for local models."""

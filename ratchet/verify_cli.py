@@ -31,6 +31,8 @@ def verify_file(in_path: Path, out_path: Path, style: str) -> None:
         raise UserError(f"no file {in_path}: give --in a JSONL file of id, gold and completion")
     if not out_path.parent.is_dir():
         raise UserError(f"no folder {out_path.parent} to write to: make it or change --out")
+    if out_path.is_dir():
+        raise UserError(f"--out {out_path} is a folder: name a file in it")
     counts: dict[str, int] = dict.fromkeys(Status, 0)
     right = total = 0
     partial = out_path.with_name(f".{out_path.name}.{os.getpid()}")

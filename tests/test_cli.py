@@ -64,6 +64,8 @@ def notok(folder: Path) -> Path:
 
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     notok(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cases.jsonl").write_text('{"id": 1, "gold": "2", "completion": "2"}')
     file_source = "questions.train.0.kind=file"
     cases: list[tuple[list[str], str]] = [
         (["run", "--preset", "demoo"], "no preset 'demoo'; did you mean 'demo'?"),
@@ -73,6 +75,9 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
             f"{tmp_path}/no.jsonl",
         ),
         (["run", "--preset", "demo", "--set", "model.path=model"], "has no tokenizer"),
+        (["run", "--preset", "demo", "--set", "model.path=empty"], "has no config.json"),
+        (["run", "--preset", "demo", "--set", "model.path="], "at least 1 character"),
+        (["verify", "--in", "cases.jsonl", "--out", "empty"], "empty is a folder"),
         (["run"], "--preset demo"),
         (["run", "-p", "demo", "-s", "sampler.max_completion_tokens=5000"], "the model's context"),
         (["stage", "filter"], "no runs"),
