@@ -218,6 +218,9 @@ def test_ctrl_c_reaches_the_caller_and_not_the_workers() -> None:
     process = in_a_process(
         START
         + f"""
+    import signal
+    # A test run in the background has Ctrl-C ignored, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         shared_pool().run([{SLOW!r}], 30)
     except KeyboardInterrupt:
