@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -37,9 +38,11 @@ def environment(home: Path, **extra: str) -> dict[str, str]:
 
 
 def start(module: str, env: dict[str, str], *arguments: str) -> subprocess.Popen[str]:
-    """Start one of our modules, its output captured."""
+    """Start one of our modules, its output captured and Ctrl-C working."""
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
+        # A test run in the background has Ctrl-C ignored, and its children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         env=env,
         cwd=REPO,
         stdout=subprocess.PIPE,
