@@ -11,13 +11,43 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from ratchet.config_base import Section
+from ratchet.config_training import (
+    GrpoConfig,
+    GuardConfig,
+    LoraConfig,
+    OpdConfig,
+    SftConfig,
+    WarmstartConfig,
+)
 
-class Section(BaseModel):
-    """A frozen part of the configuration; unknown fields are errors."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+__all__ = [
+    "BenchmarkConfig",
+    "Dtype",
+    "EvaluateConfig",
+    "FilterConfig",
+    "GrpoConfig",
+    "GuardConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "OpdConfig",
+    "PresampleConfig",
+    "PromptConfig",
+    "PromptFormat",
+    "QuestionsConfig",
+    "RewardsConfig",
+    "RunConfig",
+    "SamplerConfig",
+    "Section",
+    "SftConfig",
+    "SourceConfig",
+    "SourceKind",
+    "WandbConfig",
+    "WarmstartConfig",
+    "check_consistency",
+]
 
 
 class SourceKind(StrEnum):
@@ -197,117 +227,6 @@ class RewardsConfig(Section):
     defaults when empty."""
 
 
-class LoraConfig(Section):
-    """Low-rank adapters on every linear layer, without dropout."""
-
-    enabled: bool = True
-    """Train adapters; off = full fine-tuning."""
-    r: int = Field(default=16, ge=1)
-    """Rank."""
-    alpha: int = Field(default=32, ge=1)
-    """Scale; the update is multiplied by alpha / r."""
-
-
-class WarmstartConfig(Section):
-    """What happens before RL."""
-
-    method: Literal["none", "sft", "opd"] = "sft"
-    """Supervised fine-tuning, on-policy distillation, or nothing."""
-    data: Literal["dropped", "source"] = "dropped"
-    """'dropped' = questions the filter left out of RL; 'source' = `questions.warmup`."""
-
-
-class SftConfig(Section):
-    """Supervised fine-tuning on reference solutions in the run's format."""
-
-    epochs: float = Field(default=2.0, gt=0)
-    """Passes over the warm-up set."""
-    max_examples: int | None = Field(default=None, ge=1)
-    """Warm-up questions used at most."""
-    learning_rate: float = Field(default=1e-5, gt=0)
-    """Peak learning rate."""
-    batch_size: int = Field(default=16, ge=1)
-    """Examples per optimizer step."""
-    micro_batch_size: int = Field(default=8, ge=1)
-    """Examples per forward pass."""
-    max_length: int = Field(default=1024, ge=16)
-    """Prompt and answer in tokens; longer examples are dropped and counted, never cut."""
-    attention: Literal["eager", "sdpa"] = "eager"
-    """Attention kernel; sdpa in bf16 is known to give NaN gradients on some batches."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradient clipping."""
-    lora: LoraConfig = LoraConfig(enabled=False)
-    """Adapters instead of full fine-tuning."""
-
-
-class OpdConfig(Section):
-    """On-policy distillation: the student samples, a teacher scores every token."""
-
-    teacher: str | None = None
-    """Teacher model: hub id or local directory with the student's tokenizer."""
-    teacher_revision: str | None = None
-    """Hub revision of the teacher."""
-    steps: int = Field(default=50, ge=1)
-    """Optimizer steps."""
-    learning_rate: float = Field(default=1e-5, gt=0)
-    """Peak learning rate."""
-    batch_size: int = Field(default=16, ge=1)
-    """Completions per optimizer step."""
-    micro_batch_size: int = Field(default=8, ge=1)
-    """Completions per forward pass."""
-    beta: float = Field(default=1.0, ge=0, le=1)
-    """1 = reverse KL, 0 = forward KL."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Student's sampling temperature."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradient clipping."""
-    lora: LoraConfig = LoraConfig(enabled=False)
-    """Adapters instead of full fine-tuning."""
-
-
-class GrpoConfig(Section):
-    """Reinforcement learning on verifiable rewards."""
-
-    steps: int = Field(default=100, ge=1)
-    """Optimizer steps."""
-    prompts_per_step: int = Field(default=8, ge=1)
-    """Questions per optimizer step; each gives one group."""
-    group_size: int = Field(default=8, ge=2)
-    """Completions per question."""
-    micro_batch_size: int = Field(default=8, ge=1)
-    """Completions per forward and backward pass."""
-    learning_rate: float = Field(default=3e-5, gt=0)
-    """Constant learning rate: 3e-5 suits LoRA, 5e-6 full fine-tuning."""
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    """Gradient clipping."""
-    beta: float = Field(default=0.0, ge=0)
-    """Weight of the KL term to the starting policy."""
-    loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
-    """How token losses are averaged."""
-    importance_sampling_level: Literal["token", "sequence"] = "token"
-    """'sequence' is GSPO."""
-    scale_rewards: Literal["group", "batch", "none"] = "group"
-    """What advantages are divided by."""
-    epsilon: float = Field(default=0.2, gt=0)
-    """Lower clip range."""
-    epsilon_high: float | None = Field(default=None, gt=0)
-    """Upper clip range; the lower one's when left out."""
-    num_iterations: int = Field(default=1, ge=1)
-    """Optimizer passes over each batch of completions."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Sampling temperature; top_p, top_k and min_p stay off, they would bias the ratio."""
-    lora: LoraConfig = LoraConfig()
-    """Adapters; their weights reach the sampler without a merge."""
-    sync: Literal["auto", "adapter", "merged"] = "auto"
-    """How new weights reach vLLM: 'adapter' for LoRA, 'merged' for full fine-tuning."""
-    vllm_memory_utilization: float = Field(default=0.35, gt=0, le=1)
-    """Share of device memory for the sampler beside the trainer."""
-    save_every: int = Field(default=20, ge=1)
-    """Steps between checkpoints; a killed run loses at most this many steps."""
-    keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints kept while training."""
-
-
 class EvaluateConfig(Section):
     """The final comparison."""
 
@@ -361,6 +280,8 @@ class RunConfig(Section):
     """On-policy distillation."""
     grpo: GrpoConfig = GrpoConfig()
     """Reinforcement learning."""
+    guard: GuardConfig = GuardConfig()
+    """Halt RL when the sampler is no longer the trainer's policy."""
     evaluate: EvaluateConfig = EvaluateConfig()
     """The final comparison."""
     wandb: WandbConfig = WandbConfig()

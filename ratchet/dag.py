@@ -21,11 +21,13 @@ class Stage:
     module: str
     """Module whose `run(ctx, **sections)` does it."""
     sections: tuple[str, ...]
-    """Configuration sections it is given; they enter its key."""
+    """Configuration sections it is given; they enter its key, but for `unkeyed`."""
     needs_device: bool
     """Whether it takes the device slot (it loads a model)."""
     gist: str
     """One line for people."""
+    unkeyed: tuple[str, ...] = ()
+    """Sections that can stop it but not change what it makes."""
 
 
 STAGES: dict[str, Stage] = {

@@ -160,8 +160,9 @@ def make_plan(
         prints = _fingerprints(node, config)
         code = code_version(stage.module)
         inputs = {role: keys[name] for role, name in node.inputs.items()}
+        keyed = {name: value for name, value in sections.items() if name not in stage.unkeyed}
         key = artifact_key(
-            node.stage, _without_local_paths(sections), prints, inputs, code, config.seed
+            node.stage, _without_local_paths(keyed), prints, inputs, code, config.seed
         )
         keys[node.name] = key
         planned = PlannedNode(node, key, sections, prints, code, "run", "")

@@ -1,0 +1,160 @@
+"""The sections of the configuration that train: warm-starts, RL and the guard over it."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ratchet.config_base import Section
+
+
+class LoraConfig(Section):
+    """Low-rank adapters on every linear layer, without dropout."""
+
+    enabled: bool = True
+    """Train adapters; off = full fine-tuning."""
+    r: int = Field(default=16, ge=1)
+    """Rank."""
+    alpha: int = Field(default=32, ge=1)
+    """Scale; the update is multiplied by alpha / r."""
+
+
+class WarmstartConfig(Section):
+    """What happens before RL."""
+
+    method: Literal["none", "sft", "opd"] = "sft"
+    """Supervised fine-tuning, on-policy distillation, or nothing."""
+    data: Literal["dropped", "source"] = "dropped"
+    """'dropped' = questions the filter left out of RL; 'source' = `questions.warmup`."""
+
+
+class SftConfig(Section):
+    """Supervised fine-tuning on reference solutions in the run's format."""
+
+    epochs: float = Field(default=2.0, gt=0)
+    """Passes over the warm-up set."""
+    max_examples: int | None = Field(default=None, ge=1)
+    """Warm-up questions used at most."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Peak learning rate."""
+    batch_size: int = Field(default=16, ge=1)
+    """Examples per optimizer step."""
+    micro_batch_size: int = Field(default=8, ge=1)
+    """Examples per forward pass."""
+    max_length: int = Field(default=1024, ge=16)
+    """Prompt and answer in tokens; longer examples are dropped and counted, never cut."""
+    attention: Literal["eager", "sdpa"] = "eager"
+    """Attention kernel; sdpa in bf16 is known to give NaN gradients on some batches."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradient clipping."""
+    lora: LoraConfig = LoraConfig(enabled=False)
+    """Adapters instead of full fine-tuning."""
+
+
+class OpdConfig(Section):
+    """On-policy distillation: the student samples, a teacher scores every token."""
+
+    teacher: str | None = None
+    """Teacher model: hub id or local directory with the student's tokenizer."""
+    teacher_revision: str | None = None
+    """Hub revision of the teacher."""
+    steps: int = Field(default=50, ge=1)
+    """Optimizer steps."""
+    learning_rate: float = Field(default=1e-5, gt=0)
+    """Peak learning rate."""
+    batch_size: int = Field(default=16, ge=1)
+    """Completions per optimizer step."""
+    micro_batch_size: int = Field(default=8, ge=1)
+    """Completions per forward pass."""
+    beta: float = Field(default=1.0, ge=0, le=1)
+    """1 = reverse KL, 0 = forward KL."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Student's sampling temperature."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradient clipping."""
+    lora: LoraConfig = LoraConfig(enabled=False)
+    """Adapters instead of full fine-tuning."""
+
+
+class GrpoConfig(Section):
+    """Reinforcement learning on verifiable rewards."""
+
+    steps: int = Field(default=100, ge=1)
+    """Optimizer steps."""
+    prompts_per_step: int = Field(default=8, ge=1)
+    """Questions per optimizer step; each gives one group."""
+    group_size: int = Field(default=8, ge=2)
+    """Completions per question."""
+    micro_batch_size: int = Field(default=8, ge=1)
+    """Completions per forward and backward pass."""
+    learning_rate: float = Field(default=3e-5, gt=0)
+    """Constant learning rate: 3e-5 suits LoRA, 5e-6 full fine-tuning."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """Gradient clipping."""
+    beta: float = Field(default=0.0, ge=0)
+    """Weight of the KL term to the starting policy."""
+    loss_type: Literal["dapo", "grpo", "bnpo", "dr_grpo"] = "dapo"
+    """How token losses are averaged."""
+    importance_sampling_level: Literal["token", "sequence"] = "token"
+    """'sequence' is GSPO."""
+    scale_rewards: Literal["group", "batch", "none"] = "group"
+    """What advantages are divided by."""
+    epsilon: float = Field(default=0.2, gt=0)
+    """Lower clip range."""
+    epsilon_high: float | None = Field(default=None, gt=0)
+    """Upper clip range; the lower one's when left out."""
+    num_iterations: int = Field(default=1, ge=1)
+    """Optimizer passes over each batch of completions."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature; top_p, top_k and min_p stay off, they would bias the ratio."""
+    lora: LoraConfig = LoraConfig()
+    """Adapters; their weights reach the sampler without a merge."""
+    sync: Literal["auto", "adapter", "merged"] = "auto"
+    """How new weights reach vLLM: 'adapter' for LoRA, 'merged' for full fine-tuning."""
+    vllm_memory_utilization: float = Field(default=0.35, gt=0, le=1)
+    """Share of device memory for the sampler beside the trainer."""
+    save_every: int = Field(default=20, ge=1)
+    """Steps between checkpoints; a killed run loses at most this many steps."""
+    keep_checkpoints: int = Field(default=2, ge=1)
+    """Newest checkpoints kept while training."""
+
+
+class GuardConfig(Section):
+    """Watch that sampler and trainer stay one policy; none of this changes a result, so a run that
+    was halted goes on from its checkpoint under other levels."""
+
+    halt: bool = True
+    """Halt above the halt levels; off = only warn."""
+    warn_drift: float = Field(default=5.0, gt=1)
+    """Warn when drift is this many times its level at step 1 (or what rounding explains)."""
+    halt_drift: float = Field(default=20.0, gt=1)
+    """Halt when drift is this many times that level."""
+    warn_dropped: float = Field(default=0.1, ge=0, le=1)
+    """Warn when more than this share of the completions is dropped by the importance mask."""
+    halt_dropped: float = Field(default=0.5, ge=0, le=1)
+    """Halt when more than this share is dropped."""
+    warn_effective: float = Field(default=0.5, ge=0, le=1)
+    """Warn when the effective sample size falls below this share of the batch."""
+    halt_effective: float = Field(default=0.1, ge=0, le=1)
+    """Halt when it falls below this share."""
+    warn_ratio: float = Field(default=0.02, gt=0)
+    """Warn when the mean ratio is this far from 1 (or the entropy check this far from 0) beyond
+    chance."""
+    halt_ratio: float = Field(default=0.2, gt=0)
+    """Halt when it is this far."""
+    base_every: int = Field(default=10, ge=0)
+    """Steps between checks that a LoRA run's frozen weights are untouched; 0 = never."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> GuardConfig:
+        pairs = (
+            ("drift", self.warn_drift, self.halt_drift),
+            ("dropped", self.warn_dropped, self.halt_dropped),
+            ("effective", self.halt_effective, self.warn_effective),
+            ("ratio", self.warn_ratio, self.halt_ratio),
+        )
+        for name, lower, upper in pairs:
+            if lower > upper:
+                raise ValueError(f"warn_{name} must be reached before halt_{name}")
+        return self
