@@ -8,14 +8,19 @@ touched: nothing is merged, so nothing has to be unmerged and nothing is rounded
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from peft import PeftModel, get_peft_model_state_dict
+from safetensors import safe_open
 from safetensors.torch import save_file
 
 ADAPTER = "default"
 """Name of the trained adapter in the PEFT model."""
+WEIGHTS = "adapter_model.safetensors"
+"""PEFT's name for the file of an adapter's weights."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +43,19 @@ class AdapterVersion:
         """A number by which a sampler knows it; samplers count from 1."""
         return self.step + 1
 
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Its weights as they lie on disk."""
+        with safe_open(self.folder / WEIGHTS, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - the file is no mapping
+                yield name, file.get_tensor(name)
+
 
 def save_adapter(model: PeftModel, folder: Path) -> int:
     """Write the adapter's weights and configuration into `folder`; returns the weights' bytes."""
     folder.mkdir(parents=True)
     weights = get_peft_model_state_dict(model, adapter_name=ADAPTER, save_embedding_layers=False)
     weights = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    save_file(weights, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
     model.peft_config[ADAPTER].save_pretrained(folder)
     return sum(value.nbytes for value in weights.values())
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -64,7 +64,8 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
 class ColocatedGeneration(VLLMGeneration, ABC):
     """What both ways of syncing share: the engine is made with `EngineSettings`.
 
-    The trainer sets `next_version` before it asks for a sync.
+    The trainer sets `next_version` before it asks for a sync. `on_wire`, where an audit has set it,
+    is told every tensor of a transfer as it leaves.
     """
 
     llm_class: type[LLM] = LLM
@@ -73,6 +74,7 @@ class ColocatedGeneration(VLLMGeneration, ABC):
         self.settings = settings
         self.next_version = 0
         self.last_sync: SyncRecord | None = None
+        self.on_wire: Callable[[str, torch.Tensor], None] | None = None
         super().__init__(*args, **kwargs)
 
     def _init_vllm(self) -> None:
@@ -96,6 +98,10 @@ class ColocatedGeneration(VLLMGeneration, ABC):
     @abstractmethod
     def _transfer(self) -> int:
         """Hand the weights over; returns how many bytes they were."""
+
+    def sampled_version(self) -> AdapterVersion | None:
+        """The adapter version that is sampled from; None where the engine holds merged weights."""
+        return None
 
     def generate(self, prompts: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """TRL's `generate`; RuntimeError when the engine read other prompts than it was given."""
@@ -122,10 +128,18 @@ class AdapterGeneration(ColocatedGeneration):
     def _transfer(self) -> int:
         previous: AdapterVersion | None = self.llm.current
         version = self.versions.save(self.model, self.next_version)
+        if self.on_wire is not None:
+            for name, tensor in version.tensors():
+                self.on_wire(name, tensor)
         self.llm.use(version)
         if previous is not None:
             self.versions.remove(previous)
         return version.num_bytes
+
+    def sampled_version(self) -> AdapterVersion | None:
+        """See `ColocatedGeneration.sampled_version`."""
+        found: AdapterVersion | None = self.llm.current
+        return found
 
 
 class MergedGeneration(ColocatedGeneration):
@@ -135,7 +149,10 @@ class MergedGeneration(ColocatedGeneration):
         try:
             for name, tensor in super()._iter_named_params():
                 self._num_bytes += tensor.nbytes
-                yield name, tensor.clone()
+                copy = tensor.clone()
+                if self.on_wire is not None:
+                    self.on_wire(name, copy)
+                yield name, copy
         finally:
             # Already done when TRL's iterator was read to its end.
             if any(layer.merged for layer in self._tuner_layers()):
