@@ -1,24 +1,126 @@
-"""Serves the flows as deployments from this machine: `python -m flows.serve`.
+"""Serves the flows as deployments from this machine: `python -m flows.serve --store PATH`.
 
-A run that `ratchet run` recorded in a store this machine sees can then be carried out, scheduled or
-cancelled from the Prefect UI or its API. Each run gets a process of its own; Ctrl-C ends the
-serving and the runs.
+`ratchet ui` runs it beside the server; on another machine (or in a container) it runs alone,
+against the server that PREFECT_API_URL names. There are deployments `full/full` (the pipeline's
+form), `stage/STAGE` for every stage, and `full/recorded` and `stage/recorded`, which carry out runs
+that `ratchet run` and `ratchet stage` have recorded. Each flow run gets a process of its own; when
+the serving ends, the runs end with it.
+
+A deployment's version says where it is served: host and code folder. `ratchet run` hands its run
+over only to its own code on its own machine, with the same store.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
+import socket
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flows import server, settings
+from ratchet.dag import STAGES
 from ratchet.errors import EXIT_USER_ERROR, UserError
+from tasks.supervisor import ROOT
 
-RUNS_AT_ONCE = 4
+if TYPE_CHECKING:
+    from prefect.deployments.runner import RunnerDeployment
+
+RUNS_AT_ONCE = 6
 """Stages still take turns on the device; this bounds the waiting processes."""
+QUERY_SECONDS = 2.0
+"""How often the server is asked for runs to start."""
+FULL = "full"
+RECORDED = "recorded"
+HIDDEN_TAG = "recorded"
 
 
-def main() -> int:
+def served_from() -> str:
+    """Where this code runs: the version that its deployments carry."""
+    return f"{socket.gethostname()}:{ROOT}"
+
+
+def deployments(store: Path) -> list[RunnerDeployment]:
+    """What is served for the store."""
+    from prefect import Flow
+    from prefect.deployments.runner import EntrypointType, RunnerDeployment
+
+    from flows import forms, full, stage, triggers
+
+    def deployment(flow: Flow, name: str, entrypoint: str, description: str) -> RunnerDeployment:
+        made = flow.to_deployment(
+            name,
+            description=description,
+            version=served_from(),
+            parameters={"store": str(store)},
+            entrypoint_type=EntrypointType.MODULE_PATH,
+        )
+        assert isinstance(made, RunnerDeployment)
+        made.entrypoint = entrypoint
+        # Prefect titles a parameter with its bare name and takes no other.
+        for parameter, schema in made._parameter_openapi_schema.properties.items():
+            schema["title"] = forms.title(parameter)
+        return made
+
+    found = [
+        deployment(
+            triggers.pipeline,
+            FULL,
+            "flows.triggers.pipeline",
+            "The whole pipeline: choose a preset, change what you like, run.",
+        )
+    ]
+    found += [
+        deployment(
+            getattr(triggers, name),
+            name,
+            f"flows.triggers.{name}",
+            f"One stage of an earlier run again: {described.gist}.",
+        )
+        for name, described in STAGES.items()
+    ]
+    found += [
+        deployment(
+            flow,
+            RECORDED,
+            entrypoint,
+            f"Carries out runs that `{command}` has recorded; not meant to be started by hand.",
+        )
+        for flow, entrypoint, command in (
+            (full.full, "flows.full.full", "ratchet run"),
+            (stage.stage, "flows.stage.stage", "ratchet stage"),
+        )
+    ]
+    return found
+
+
+def serve(store: Path) -> None:
+    """Serve until ended."""
+    from prefect import serve as serve_deployments
+
+    from flows.publish import create_device_limit
+
+    create_device_limit()
+    serve_deployments(
+        *deployments(store),
+        pause_on_shutdown=False,  # or schedules would be off after a restart
+        print_starting_message=False,
+        limit=RUNS_AT_ONCE,
+        query_seconds=QUERY_SECONDS,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
     """Entry point; the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m flows.serve", description=__doc__)
+    parser.add_argument(
+        "--store",
+        type=Path,
+        default=os.environ.get("RATCHET_STORE", "artifacts"),
+        help="folder of the store",
+    )
+    options = parser.parse_args(arguments)
     settings.apply()
     try:
         api_url = server.find_server()
@@ -28,17 +130,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR
     os.environ["PREFECT_API_URL"] = api_url
-    from prefect import serve
-    from prefect.deployments.runner import RunnerDeployment
-
-    from flows.full import full
-    from flows.publish import create_device_limit
-    from flows.stage import stage
-
-    create_device_limit()
-    deployments = [flow.to_deployment("ratchet") for flow in (full, stage)]
-    assert all(isinstance(found, RunnerDeployment) for found in deployments)
-    serve(*deployments, pause_on_shutdown=False, limit=RUNS_AT_ONCE)  # type: ignore[arg-type]
+    serve(options.store.absolute())
     return 0
 
 

@@ -18,10 +18,14 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from flows.settings import apply, configured_api_url, prefect_home
 from ratchet.errors import UserError
@@ -30,6 +34,8 @@ from tasks.supervisor import Supervised
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 POLL_SECONDS = 0.1
+ALIVE_SECONDS = 15.0
+"""Deployments nobody has polled for this long count as not served."""
 STATE = "ratchet-ui.json"
 PRIVATE = "RATCHET_PRIVATE_SERVER"
 """Environment variable that tells a run its server is its own."""
@@ -50,6 +56,49 @@ def is_healthy(api_url: str, timeout_seconds: float = 2.0) -> bool:
             return answer.status == 200 and answer.read().strip() == b"true"
     except (OSError, ValueError):
         return False
+
+
+def server_version(api_url: str) -> str:
+    """Version of Prefect that the server at `api_url` runs."""
+    return str(_read(f"{api_url}/admin/version"))
+
+
+def _read(url: str, timeout_seconds: float = 10.0) -> Any:
+    """What the server answers, as JSON."""
+    with _direct.open(url, timeout=timeout_seconds) as answer:
+        return json.load(answer)
+
+
+def _check_version(api_url: str) -> None:
+    """UserError when the server's version can't work with the Prefect installed here: another
+    major version, or an older one than ours."""
+    theirs, ours = server_version(api_url), version("prefect")
+    if _numbers(theirs)[0] != _numbers(ours)[0] or _numbers(theirs) < _numbers(ours):
+        raise UserError(
+            f"the Prefect server at {api_url} has version {theirs}, Ratchet's Prefect is {ours}: "
+            f"run the server with {ours}, or unset PREFECT_API_URL to do without it"
+        )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """'3.7.7' → (3, 7, 7); what follows the numbers is left out."""
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:3] if part.isdigit())
+
+
+def served_deployment(api_url: str, name: str) -> dict[str, Any] | None:
+    """The deployment called `name` ('flow/deployment') if somebody has asked for its runs within
+    the last `ALIVE_SECONDS`."""
+    try:
+        found = _read(f"{api_url}/deployments/name/{urllib.parse.quote(name)}")
+    except urllib.error.HTTPError as error:
+        if error.code == 404:
+            return None
+        raise
+    polled = found.get("last_polled")
+    if polled is None:
+        return None
+    age = datetime.now(UTC) - datetime.fromisoformat(polled)
+    return found if age.total_seconds() < ALIVE_SECONDS else None
 
 
 def is_shared() -> bool:
@@ -102,6 +151,7 @@ def find_server() -> str | None:
             f"no Prefect server answers at {configured} (PREFECT_API_URL): start it, or unset the "
             "variable to run without one"
         )
+    _check_version(configured)
     return configured
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from ratchet.errors import UserError
 
 if TYPE_CHECKING:
     from ratchet.config import RunConfig
-    from ratchet.plan import Plan
+    from ratchet.plan import Plan, PlannedNode
     from ratchet.store.runs import RunRecord
     from ratchet.store.store import Store
 
@@ -39,7 +40,8 @@ def _open_store(path: Path) -> Store:
 def resolve(request: Request, store: Store) -> tuple[RunConfig, RunRecord | None]:
     """The configuration asked for, and the run it is compared with when reasons are told."""
     from ratchet.config_load import from_record, load_config
-    from ratchet.store.runs import all_runs, load_run
+    from ratchet.store.lineage import find_run
+    from ratchet.store.runs import all_runs
 
     assignments = list(request.assignments)
     if request.name is not None:
@@ -48,7 +50,7 @@ def resolve(request: Request, store: Store) -> tuple[RunConfig, RunRecord | None
         raise UserError("name either a preset (--preset demo) or an earlier run (--run latest)")
     if request.preset is None:
         assert request.from_run is not None
-        previous = load_run(store, request.from_run)
+        previous = find_run(store, request.from_run)
         config = from_record(previous.config, assignments, request.data)
         _check_model(config)
         return config, previous
@@ -95,13 +97,13 @@ def _record(
 
 def prepare(request: Request, targets: list[str], force: list[str], command: str) -> RunRecord:
     """Check a whole run and write its record."""
-    from ratchet.dag import node_named
+    from ratchet.dag import nodes_named
     from ratchet.plan import make_plan
     from ratchet.store.runs import create_run
 
     store = _open_store(request.store)
     config, previous = resolve(request, store)
-    names = [node_named(config, name).name for name in force]
+    names = [node.name for name in force for node in nodes_named(config, name)]
     plan = make_plan(config, store, force=frozenset(names), previous=previous)
     record = _record(config, plan, targets, names, command)
     if request.from_run is not None and previous is not None:
@@ -113,44 +115,54 @@ def prepare(request: Request, targets: list[str], force: list[str], command: str
 def prepare_stage(
     request: Request, stage_name: str, force: bool, downstream: bool, command: str
 ) -> RunRecord:
-    """Check the rerun of one stage and write its record."""
-    from ratchet.config_load import from_record
-    from ratchet.dag import ancestors, descendants, node_named
-    from ratchet.plan import changes, make_plan
+    """Check the rerun of one stage (of one node, if it is named so) and write its record."""
+    from ratchet.dag import ancestors, descendants, nodes_named
+    from ratchet.plan import make_plan
     from ratchet.store.runs import create_run
 
     store = _open_store(request.store)
     config, previous = resolve(request, store)
     assert previous is not None
-    target = node_named(config, stage_name).name
-    forced = [target] if force else []
-    plan = make_plan(config, store, force=frozenset(forced), previous=previous)
-    above = ancestors(config, target)
-    blocked = [
-        planned for planned in plan.nodes if planned.node.name in above and planned.state == "run"
-    ]
-    if blocked:
-        first = blocked[0]
-        changed = changes(
-            from_record(previous.config, [], request.data).model_dump(mode="json"),
-            config.model_dump(mode="json"),
-        )
-        cause = f" ({'; '.join(changed)})" if changed and first.why not in ("not made yet",) else ""
-        raise UserError(
-            f"'{first.node.name}' lies above '{target}' and would have to run first: {first.why}"
-            f"{cause}. Use `ratchet stage {first.node.name} --downstream` or "
-            f"`ratchet run --run {previous.run_id}` with the same --set"
-        )
-    below = descendants(config, target) if downstream else set()
-    targets = [
-        planned.node.name
-        for planned in plan.nodes
-        if planned.node.name == target or planned.node.name in below
-    ]
+    wanted = {node.name for node in nodes_named(config, stage_name)}
+    plan = make_plan(
+        config, store, force=frozenset(wanted) if force else frozenset(), previous=previous
+    )
+    above = set().union(*(ancestors(config, name) for name in wanted)) - wanted
+    first = next(
+        (node for node in plan.nodes if node.node.name in above and node.state == "run"), None
+    )
+    if first is not None:
+        raise UserError(_what_is_missing(request, config, previous, stage_name, first))
+    below = set().union(*(descendants(config, name) for name in wanted)) if downstream else set()
+    names = [planned.node.name for planned in plan.nodes]
+    targets = [name for name in names if name in wanted | below]
+    forced = [name for name in names if name in wanted] if force else []
     record = _record(config, plan, targets, forced, command)
     record = record.model_copy(update={"based_on": previous.run_id})
     create_run(store, record)
     return record
+
+
+def _what_is_missing(
+    request: Request, config: RunConfig, previous: RunRecord, stage_name: str, first: PlannedNode
+) -> str:
+    """What to say when a stage's rerun would have to run something above it first."""
+    from ratchet.config_load import from_record
+    from ratchet.plan import changes
+
+    name = first.node.name
+    changed = changes(
+        from_record(previous.config, [], request.data).model_dump(mode="json"),
+        config.model_dump(mode="json"),
+    )
+    cause = f" ({'; '.join(changed)})" if changed else ""
+    options = f"--run {previous.run_id}" + "".join(
+        f" --set {shlex.quote(assignment)}" for assignment in request.assignments
+    )
+    return (
+        f"'{stage_name}' needs '{name}', which would have to run first: {first.why}{cause}. Use "
+        f"`ratchet stage {name} --downstream {options}` or `ratchet run {options}`"
+    )
 
 
 def _last_seconds(store: Store) -> dict[str, float]:

@@ -70,9 +70,10 @@ STAGES: dict[str, Stage] = {
     ),
     "grpo": Stage(
         "tasks.grpo",
-        ("model", "prompt", "sampler", "rewards", "grpo", "wandb"),
+        ("model", "prompt", "sampler", "rewards", "grpo", "guard", "wandb"),
         True,
         "reinforcement learning on verifiable rewards",
+        unkeyed=("guard",),
     ),
     "evaluate": Stage(
         "tasks.evaluate",
@@ -142,21 +143,19 @@ def nodes(config: RunConfig) -> list[Node]:
     return found
 
 
-def node_named(config: RunConfig, name: str) -> Node:
-    """The node called `name`; a stage's name will do where the run has one node of that stage.
+def nodes_named(config: RunConfig, name: str) -> list[Node]:
+    """The node called `name`, or all nodes of the stage called so: 'evaluate' is every arm.
 
-    UserError when there is none or the name is ambiguous.
+    UserError when there is none.
     """
     every = nodes(config)
-    matches = [node for node in every if node.name == name] or [
+    found = [node for node in every if node.name == name] or [
         node for node in every if node.stage == name
     ]
-    if len(matches) == 1:
-        return matches[0]
-    names = ", ".join(node.name for node in matches or every)
-    if matches:
-        raise UserError(f"stage '{name}' stands for several nodes of this run: name one of {names}")
-    raise UserError(f"this run has no stage '{name}': it has {names}")
+    if not found:
+        names = ", ".join(node.name for node in every)
+        raise UserError(f"this run has no stage '{name}': it has {names}")
+    return found
 
 
 def ancestors(config: RunConfig, name: str) -> set[str]:

@@ -8,7 +8,7 @@ import pytest
 
 from ratchet.config import RunConfig, SourceConfig
 from ratchet.config_load import build_config, from_record, load_config, preset_gist, preset_names
-from ratchet.dag import STAGES, ancestors, descendants, node_named, nodes
+from ratchet.dag import STAGES, Node, ancestors, descendants, nodes, nodes_named
 from ratchet.errors import UserError
 
 MINIMAL = {"questions": {"train": [{"kind": "symbolic"}], "test": [{"kind": "symbolic"}]}}
@@ -119,6 +119,11 @@ def test_every_field_has_a_line_of_words() -> None:
     assert len(seen) > 12
 
 
+def only(config: RunConfig, name: str) -> Node:
+    (found,) = nodes_named(config, name)
+    return found
+
+
 def test_the_dag_follows_the_warm_start() -> None:
     def names(*assignments: str) -> list[str]:
         return [node.name for node in nodes(minimal(*assignments))]
@@ -128,22 +133,24 @@ def test_the_dag_follows_the_warm_start() -> None:
         "evaluate.rl", "compare", "report",
     ]  # fmt: skip
     dropped = minimal()
-    assert node_named(dropped, "warmstart").inputs["selection"] == "filter"
-    assert node_named(dropped, "presample").inputs["model"] == "model"
-    assert node_named(dropped, "grpo").inputs["model"] == "warmstart"
+    assert only(dropped, "warmstart").inputs["selection"] == "filter"
+    assert only(dropped, "presample").inputs["model"] == "model"
+    assert only(dropped, "grpo").inputs["model"] == "warmstart"
     tree = {"questions": {**MINIMAL["questions"], "warmup": [{"kind": "symbolic"}]}}
     resampled = build_config(tree, ["warmstart.data=source", "presample.after_warmstart=true"])
     order = [node.name for node in nodes(resampled)]
     assert order.index("warmstart") < order.index("presample")
-    assert node_named(resampled, "presample").inputs["model"] == "warmstart"
+    assert only(resampled, "presample").inputs["model"] == "warmstart"
     assert "filter" not in ancestors(resampled, "warmstart")
     assert descendants(resampled, "compare") == {"report"}
 
 
 def test_node_names_are_checked() -> None:
     config = minimal()
-    assert node_named(config, "warmstart_sft").name == "warmstart"
-    with pytest.raises(UserError, match="stands for several nodes"):
-        node_named(config, "evaluate")
+    assert only(config, "warmstart_sft").name == "warmstart"
+    assert [node.name for node in nodes_named(config, "evaluate")] == [
+        "evaluate.baseline", "evaluate.warmstart", "evaluate.rl",
+    ]  # fmt: skip
+    assert only(config, "evaluate.rl").inputs["model"] == "grpo"
     with pytest.raises(UserError, match="has no stage 'train'"):
-        node_named(config, "train")
+        nodes_named(config, "train")

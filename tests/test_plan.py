@@ -165,9 +165,10 @@ def test_a_setting_above_the_stage_is_refused_with_the_way_out(tmp_path: Path) -
     above = request(store, "presample.temperature=0.7", from_run="latest")
     with pytest.raises(UserError) as caught:
         prepare_stage(above, "filter", force=False, downstream=False, command="c")
-    assert "'presample' lies above 'filter'" in str(caught.value)
+    assert "'filter' needs 'presample', which would have to run first" in str(caught.value)
     assert "presample.temperature: 1.0 → 0.7" in str(caught.value)
-    assert "ratchet stage presample --downstream" in str(caught.value)
+    way_out = f"--run {load_run(store, 'latest').run_id} --set presample.temperature=0.7"
+    assert f"`ratchet stage presample --downstream {way_out}`" in str(caught.value)
 
 
 def test_changes_are_told_by_path() -> None:

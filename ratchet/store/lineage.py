@@ -7,7 +7,7 @@ from typing import Any
 
 from ratchet.errors import UserError
 from ratchet.store.manifest import Manifest
-from ratchet.store.runs import all_runs, load_run
+from ratchet.store.runs import RunRecord, all_runs, load_run
 from ratchet.store.store import Artifact, Store
 
 
@@ -57,6 +57,13 @@ def ancestry(
     return Ancestry(role, stage, key, manifest, stale, parents)
 
 
+def _is_named(artifact: Artifact, ref: str) -> bool:
+    """Whether `ref` is `stage/key` or a key, its start being enough."""
+    stage, slash, key = ref.rpartition("/")
+    found = artifact.manifest
+    return found.key.startswith(key) and (not slash or found.stage == stage)
+
+
 def find_artifact(store: Store, ref: str) -> Artifact:
     """The artifact that `ref` names.
 
@@ -64,16 +71,9 @@ def find_artifact(store: Store, ref: str) -> Artifact:
     UserError when nothing or more than one thing matches.
     """
     head, slash, tail = ref.partition("/")
-    if slash:
-        matches = [
-            item
-            for item in store.artifacts()
-            if item.manifest.stage == head and item.manifest.key.startswith(tail)
-        ]
-        if not matches:
-            return _node_artifact(store, head, tail)
-    else:
-        matches = [item for item in store.artifacts() if item.manifest.key.startswith(ref)]
+    matches = [item for item in store.artifacts() if _is_named(item, ref)]
+    if slash and not matches:
+        return _node_artifact(store, head, tail)
     if len(matches) == 1:
         return matches[0]
     if matches:
@@ -103,4 +103,22 @@ def names_a_run(store: Store, ref: str) -> bool:
         return False
     return ref == "latest" or any(
         ref == run.name or run.run_id.startswith(ref) for run in all_runs(store)
+    )
+
+
+def find_run(store: Store, ref: str) -> RunRecord:
+    """The run that `ref` names as `load_run` takes it, or the one that made the artifact that
+    `ref` names as `find_artifact` takes it. UserError when it names neither."""
+    head, slash, node = ref.partition("/")
+    if not slash and (not all_runs(store) or names_a_run(store, ref)):
+        return load_run(store, ref)
+    if any(_is_named(item, ref) for item in store.artifacts()):
+        return load_run(store, find_artifact(store, ref).manifest.run_id)
+    if slash and names_a_run(store, head):
+        _node_artifact(store, head, node)  # it must be there
+        return load_run(store, head)
+    newest = ", ".join(run.run_id for run in all_runs(store)[:3])
+    raise UserError(
+        f"'{ref}' is neither a run nor an artifact in {store.root}: give a run (the newest are "
+        f"{newest}), 'latest', or an artifact's key as `ratchet show RUN` prints it"
     )
