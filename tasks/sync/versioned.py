@@ -1,0 +1,147 @@
+"""What every generation backend of ours adds to TRL's, wherever the sampler runs.
+
+* A sync hands the policy over as version `next_version`, optimizer steps seen, and is timed.
+* `AdapterSync` (LoRA) saves the adapter under the version and lets the sampler load it.
+  No merge, megabytes instead of gigabytes, and cached prefixes belong to an adapter, so none of an
+  older policy is read.
+* `MergedSync` (full fine-tuning, or on request) hands out every tensor anew. Tensors are cloned,
+  because TRL unmerges the adapter in place once the last one is out (`tasks.sync.packing`); and the
+  adapter is unmerged also when loading fails.
+
+How weights and requests travel is for the subclasses to say: `tasks.sync.generation` (an engine
+in the trainer's process), `tasks.sync.server_generation` (a server of our own).
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from trl.generation.vllm_generation import VLLMGeneration
+
+from tasks.sync.adapter import AdapterVersion, AdapterVersions
+from tasks.sync.engine import EngineSettings
+
+
+@dataclass(frozen=True)
+class SyncRecord:
+    """One transfer of weights to the sampler."""
+
+    policy_version: int
+    num_bytes: int
+    seconds: float
+
+
+@contextmanager
+def replaced(module: Any, name: str, value: Any) -> Iterator[None]:
+    """While it lasts, `module` has `value` under `name`."""
+    before = getattr(module, name)
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        setattr(module, name, before)
+
+
+class VersionedGeneration(VLLMGeneration, ABC):
+    """TRL's backend whose sampler is made with `EngineSettings` and sampled under a version.
+
+    The trainer sets `next_version` before it asks for a sync. `on_wire`, where an audit has set it,
+    is told every tensor of a transfer as it leaves.
+    """
+
+    def __init__(self, *args: Any, settings: EngineSettings, **kwargs: Any) -> None:
+        self.settings = settings
+        self.next_version = 0
+        self.last_sync: SyncRecord | None = None
+        self.on_wire: Callable[[str, torch.Tensor], None] | None = None
+        super().__init__(*args, **kwargs)
+
+    def sync_weights(self) -> None:
+        """Hand the trainer's weights to the sampler as version `next_version`."""
+        start = time.perf_counter()
+        num_bytes = self._transfer()
+        seconds = time.perf_counter() - start
+        self.last_sync = SyncRecord(self.next_version, num_bytes, seconds)
+
+    @abstractmethod
+    def _transfer(self) -> int:
+        """Hand the weights over; returns how many bytes they were."""
+
+    def sampled_version(self) -> AdapterVersion | None:
+        """The adapter version that is sampled from; None where the engine holds merged weights."""
+        return None
+
+    def generate(self, prompts: list[list[int]], *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """TRL's `generate`; RuntimeError when the engine read other prompts than it was given."""
+        answer = super().generate(prompts, *args, **kwargs)
+        if [list(ids) for ids in answer[0]] != [list(ids) for ids in prompts]:
+            raise RuntimeError("vLLM sampled from other prompt tokens than it was given")
+        return answer
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the sampler."""
+
+
+class AdapterSampler(Protocol):
+    """A sampler that loads adapters."""
+
+    current: AdapterVersion | None
+
+    def use(self, version: AdapterVersion) -> None:
+        """Sample from `version` from now on, and from no other."""
+
+
+class AdapterSync(VersionedGeneration):
+    """The adapter itself goes to the sampler, under a version."""
+
+    def __init__(self, *args: Any, settings: EngineSettings, **kwargs: Any) -> None:
+        self.versions = AdapterVersions(settings.folder)
+        super().__init__(*args, settings=settings, **kwargs)
+
+    @property
+    @abstractmethod
+    def sampler(self) -> AdapterSampler:
+        """What loads the versions."""
+
+    def _transfer(self) -> int:
+        previous = self.sampler.current
+        version = self.versions.save(self.model, self.next_version)
+        if self.on_wire is not None:
+            for name, tensor in version.tensors():
+                self.on_wire(name, tensor)
+        self.sampler.use(version)
+        if previous is not None:
+            self.versions.remove(previous)
+        return version.num_bytes
+
+    def sampled_version(self) -> AdapterVersion | None:
+        """See `VersionedGeneration.sampled_version`."""
+        return self.sampler.current
+
+
+class MergedSync(VersionedGeneration):
+    """Every weight goes to the sampler, adapters merged in."""
+
+    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        try:
+            for name, tensor in super()._iter_named_params():
+                self._num_bytes += tensor.nbytes
+                copy = tensor.clone()
+                if self.on_wire is not None:
+                    self.on_wire(name, copy)
+                yield name, copy
+        finally:
+            # Already done when TRL's iterator was read to its end.
+            if any(layer.merged for layer in self._tuner_layers()):
+                self.model.unmerge_adapter()
+
+    def _tuner_layers(self) -> Iterator[BaseTunerLayer]:
+        return (module for module in self.model.modules() if isinstance(module, BaseTunerLayer))
