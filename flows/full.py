@@ -15,32 +15,26 @@ Launch: `ratchet run`, or any Prefect deployment of `flows.full:full`.
 
 from __future__ import annotations
 
-import signal
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from prefect import flow, get_run_logger, tags, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, StateType
-from prefect.runtime import flow_run, task_run
+from prefect.exceptions import TerminationSignal
+from prefect.runtime import deployment, flow_run, task_run
 from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
 from prefect.states import Cancelled, Completed, Crashed, Failed
 from prefect.utilities.engine import link_state_to_flow_run_result
 
-from flows.conductor import Conductor, NodeOutcome
-from flows.pages import drawn_inputs, node_page, run_page
-from flows.publish import (
-    ProgressPage,
-    create_device_limit,
-    device_slot,
-    publish_page,
-    run_tags,
-    tag_this_run,
-)
+from flows.conductor import ENDED, Conductor, NodeOutcome
+from flows.follow import Recorder, events_file
+from flows.publish import ProgressPage, RunPages, create_device_limit, device_slot
+from flows.run_page import drawn_inputs
 from flows.server import is_shared
+from flows.stopping import cancel_is_wanted, on_ctrl_c, watching_for_cancel
 from flows.terminal import KEY_DIGITS
 from ratchet.plan import PlannedNode
 from ratchet.store.runs import NodeState
@@ -54,32 +48,40 @@ def _final_state(outcome: NodeOutcome) -> State[Any]:
         name = "Cached" if outcome.state is NodeState.REUSED else "Completed"
         return State(type=StateType.COMPLETED, name=name, message=outcome.ref, data=outcome.ref)
     ending = {WorkerState.STOPPED: Cancelled, WorkerState.CRASHED: Crashed}
-    return ending.get(outcome.worker_state, Failed)(message=f"{outcome.name}: {outcome.message}")
+    made = Crashed if outcome.message == ENDED else ending.get(outcome.worker_state, Failed)
+    return made(message=f"{outcome.name}: {outcome.message}")
 
 
-def _do(conductor: Conductor, planned: PlannedNode) -> NodeOutcome:
+def _do(conductor: Conductor, planned: PlannedNode, pages: RunPages) -> NodeOutcome:
     """Bring a node about inside its task, telling Prefect as it goes."""
-    name, run_name = planned.node.name, conductor.record.name
-    progress = ProgressPage(run_name, name)
+    progress = ProgressPage(conductor.record.name, planned.node.name)
     logger = get_run_logger()
 
     def listen(event: Event) -> None:
+        pages.stage_runs(planned)
         if event["event"] == "progress":
             progress.update(event)
         else:
             logger.info(event["message"])
 
-    outcome = conductor.bring_about(
-        planned,
-        listen=listen,
-        prefect={"flow_run_id": str(flow_run.id), "task_run_id": str(task_run.id)},
-        slot=device_slot if is_shared() else nullcontext,
-    )
-    publish_page(run_name, name, node_page(conductor, planned, outcome), f"{name} of {run_name}")
+    pages.stage_begins(planned)
+    try:
+        outcome = conductor.bring_about(
+            planned,
+            listen=listen,
+            prefect={"flow_run_id": str(flow_run.id), "task_run_id": str(task_run.id)},
+            slot=device_slot if is_shared() else nullcontext,
+        )
+    except TerminationSignal:
+        conductor.ended_from_outside = not cancel_is_wanted(conductor.record.prefect_flow_run_id)
+        outcome = conductor.broken_off(planned)
+    pages.stage_ended(planned, outcome)
     return outcome
 
 
-def _node_flow(conductor: Conductor, planned: PlannedNode) -> Callable[..., State[Any]]:
+def _node_flow(
+    conductor: Conductor, planned: PlannedNode, pages: RunPages
+) -> Callable[..., State[Any]]:
     """The subflow of a node; call it with `return_state=True`."""
     node = planned.node
 
@@ -90,7 +92,7 @@ def _node_flow(conductor: Conductor, planned: PlannedNode) -> Callable[..., Stat
         persist_result=False,
     )
     def work() -> State[Any]:
-        return _final_state(_do(conductor, planned))
+        return _final_state(_do(conductor, planned, pages))
 
     @flow(name=node.name, flow_run_name=planned.key[:KEY_DIGITS], persist_result=False)
     def bring_about(node: str, key: str, inputs: dict[str, str]) -> State[Any]:
@@ -107,38 +109,33 @@ def _heartbeats(planned: PlannedNode) -> AbstractContextManager[Any]:
     return nullcontext()
 
 
-@contextmanager
-def _stopping_on_ctrl_c(conductor: Conductor) -> Iterator[None]:
-    """Ctrl-C stops the worker and ends the run in good order; a second one breaks off at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
+def _bring_about(
+    conductor: Conductor, planned: PlannedNode, pages: RunPages, inputs: dict[str, str]
+) -> State[Any]:
+    """The final state of a node's subflow.
 
-    def on_signal(*_: object) -> None:
-        signal.signal(signal.SIGINT, before)
-        conductor.display.line("stopping; what is done stays (Ctrl-C again to break off)")
-        conductor.stop()
-
-    signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
+    When a run is retried, Prefect gives back the subflows that were completed without running
+    them. The store has the last word: what is gone from it runs again.
+    """
+    subflow = _node_flow(conductor, planned, pages)
+    asked = {"node": planned.node.name, "key": planned.key, "inputs": inputs}
+    state = subflow(**asked, return_state=True)
+    skipped = state.is_completed() and planned.node.name not in conductor.outcomes
+    if skipped and conductor.found(planned) is None:
+        state = subflow(**asked, return_state=True)
+    return state
 
 
-def _bring_all_about(conductor: Conductor) -> State[Any] | None:
+def _bring_all_about(conductor: Conductor, pages: RunPages) -> State[Any] | None:
     """Run the nodes in order; the state of the one that stopped the run, or None."""
     refs: dict[str, str] = {}
     for planned in conductor.needed:
         inputs = {role: refs[name] for role, name in drawn_inputs(planned).items()}
         with _heartbeats(planned):
-            state = _node_flow(conductor, planned)(
-                node=planned.node.name, key=planned.key, inputs=inputs, return_state=True
-            )
+            state = _bring_about(conductor, planned, pages, inputs)
         if not state.is_completed():
             return state
-        ref = state.result()
+        ref = conductor.outcomes[planned.node.name].ref
         # Prefect follows returned values; ours come as states, for their names, so we link them.
         link_state_to_flow_run_result(state, ref)
         refs[planned.node.name] = ref
@@ -146,23 +143,33 @@ def _bring_all_about(conductor: Conductor) -> State[Any] | None:
 
 
 def conduct(store: str, run_id: str) -> State[Any]:
-    """Carry out a run inside the present flow run; its final state."""
-    conductor = Conductor(Store(Path(store)), run_id)
+    """Carry out a run inside the present flow run; its final state.
+
+    A served run is shown to whoever follows it; one in a terminal's own process is shown there.
+    """
+    opened = Store(Path(store))
+    recorder = None if deployment.id is None else Recorder(events_file(opened, run_id))
+    conductor = Conductor(opened, run_id, recorder)
     conductor.begin(flow_run.id)
-    found = run_tags(conductor.config)
-    tag_this_run(found)
+    pages = RunPages(conductor)
+    pages.begin()
     if is_shared():
         create_device_limit()
+    watching = watching_for_cancel if recorder is None and is_shared() else nullcontext
     try:
-        with _stopping_on_ctrl_c(conductor), tags(*found):
-            stopped_by = _bring_all_about(conductor)
+        with on_ctrl_c(conductor), watching(conductor), tags(*pages.tags):
+            stopped_by = _bring_all_about(conductor, pages)
     except BaseException as error:
+        conductor.ended_from_outside = isinstance(
+            error, TerminationSignal
+        ) and not cancel_is_wanted(flow_run.id)
         conductor.finish(error)
         raise
     verdict = conductor.verdict()
-    name = conductor.record.name
-    publish_page(name, "run", run_page(conductor, verdict), f"lineage and verdict of {run_id}")
-    conductor.finish()
+    pages.update()
+    code = conductor.finish()
+    if recorder is not None:
+        recorder.exit(code)
     if stopped_by is not None:
         return State(type=stopped_by.type, name=stopped_by.name, message=stopped_by.message)
     return Completed(message=verdict or f"{len(conductor.outcomes)} stages are there")

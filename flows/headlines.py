@@ -1,6 +1,7 @@
-"""The one figure of a stage that a person wants to see first.
+"""The figures of a stage that a person wants to see first.
 
-Artifacts of older code may lack a figure; they get no headline.
+`headline` is a line, `label` a few words for a node of a picture. Artifacts of older code may lack
+a figure; they get none.
 """
 
 from __future__ import annotations
@@ -20,12 +21,23 @@ def _benchmark(summary: Summary) -> str:
     return "strict " + ", ".join(f"{name} {_share(value)}" for name, value in strict.items())
 
 
+def _best_format(summary: Summary) -> str:
+    strict = {name: figures["strict"] for name, figures in summary["formats"].items()}
+    best = max(strict, key=lambda name: strict[name])
+    return f"{best} {_share(strict[best])}"
+
+
 def _evaluate(summary: Summary) -> str:
     parts = [
         f"{name} {_share(decodings['greedy']['strict'])}"
         for name, decodings in summary["benchmarks"].items()
     ]
     return "strict " + ", ".join(parts)
+
+
+def _evaluate_label(summary: Summary) -> str:
+    shares = (decodings["greedy"]["strict"] for decodings in summary["benchmarks"].values())
+    return "strict " + ", ".join(map(_share, shares))
 
 
 def _grpo(summary: Summary) -> str:
@@ -35,23 +47,42 @@ def _grpo(summary: Summary) -> str:
     )
 
 
+def _presample(summary: Summary) -> str:
+    rate = summary["tokens_per_second"]  # None where all was sampled before
+    speed = f", {rate:,.0f} tokens/s" if rate else ""
+    return f"{summary['num_completions']:,} completions{speed}"
+
+
+def _loss(summary: Summary) -> str:
+    return f"loss {summary['first_loss']:.3f} → {summary['final_loss']:.3f}"
+
+
 HEADLINES: dict[str, Callable[[Summary], str]] = {
     "model": lambda s: f"{s['num_parameters']:,} parameters",
     "questions": lambda s: (
         f"{s['questions']['train']:,} to train, {s['questions']['test']:,} to test"
     ),
     "benchmark": _benchmark,
-    "presample": lambda s: (
-        f"{s['num_completions']:,} completions, {s['tokens_per_second']:,.0f} tokens/s"
-    ),
+    "presample": _presample,
     "score": lambda s: f"strict {_share(s['strict'])}, lenient {_share(s['lenient'])}",
     "filter": lambda s: f"{s['roles']['rl']:,} for RL, {s['roles']['warmup']:,} to warm up",
-    "warmstart_sft": lambda s: f"loss {s['first_loss']:.3f} → {s['final_loss']:.3f}",
-    "warmstart_opd": lambda s: f"loss {s['first_loss']:.3f} → {s['final_loss']:.3f}",
+    "warmstart_sft": _loss,
+    "warmstart_opd": _loss,
     "grpo": _grpo,
     "evaluate": _evaluate,
     "compare": lambda s: s["outcome"],
     "report": lambda s: s["report"],
+}
+LABELS: dict[str, Callable[[Summary], str]] = {
+    "model": lambda s: s["source"].rstrip("/").rpartition("/")[2],
+    "questions": lambda s: f"{s['questions']['train']:,} to train",
+    "benchmark": _best_format,
+    "presample": lambda s: f"{s['num_completions']:,} completions",
+    "score": lambda s: f"lenient {_share(s['lenient'])}",
+    "filter": lambda s: f"{s['roles']['rl']:,} for RL",
+    "grpo": lambda s: f"strict {_share(s['strict_first'])} → {_share(s['strict_last'])}",
+    "evaluate": _evaluate_label,
+    "report": lambda s: "",
 }
 
 
@@ -59,5 +90,13 @@ def headline(stage: str, summary: Summary) -> str:
     """The stage's headline."""
     try:
         return HEADLINES[stage](summary)
-    except KeyError:
+    except (KeyError, TypeError):  # a figure that isn't there, or None for one that can't be had
+        return ""
+
+
+def label(stage: str, summary: Summary) -> str:
+    """The stage's figure in a few words."""
+    try:
+        return LABELS.get(stage, HEADLINES[stage])(summary)
+    except (KeyError, TypeError):
         return ""

@@ -1,169 +1,178 @@
-"""What the Prefect UI shows of a run, as Markdown.
+"""What the Prefect UI shows of one stage, as Markdown: its figures first.
 
-Pure text: `flows.full` publishes it. Links lead to the flow runs that made an artifact; an
-artifact that was made without Prefect, or whose run's history is gone, is named without a link.
+Pure text: `flows.publish` publishes it. Links lead to the flow runs that made an artifact, as far
+as the server knows them; without one a run is named in plain text.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from flows.charts import HAVE_CHARTS, drawn
 from flows.conductor import Conductor, NodeOutcome
 from flows.headlines import headline
-from flows.terminal import KEY_DIGITS, duration, figure
+from flows.markdown import bar, cell, code, linked, table, whole, without_code_blocks
+from flows.terminal import KEY_DIGITS, duration
+from ratchet.config import RunConfig, Section
 from ratchet.dag import STAGES
-from ratchet.plan import PlannedNode
-from ratchet.store.runs import NodeState
+from ratchet.plan import PlannedNode, changes
+from ratchet.store.manifest import Manifest
+from ratchet.store.runs import NodeState, log_file
 from ratchet.store.store import Artifact
 
-RUN_PATH = "/v2/runs/flow-run"
-COLOURS = {
-    NodeState.DONE: "fill:#d1fae5,stroke:#059669,color:#064e3b",
-    NodeState.REUSED: "fill:#e0f2fe,stroke:#0284c7,color:#0c4a6e",
-    NodeState.FAILED: "fill:#fee2e2,stroke:#dc2626,color:#7f1d1d",
-    NodeState.PENDING: "fill:#f3f4f6,stroke:#9ca3af,color:#374151",
-}
+LOG_LINES = 25
+"""Of a failed stage's log, shown on its page."""
 
 
-def artifact_name(text: str) -> str:
-    """A name that Prefect takes for an artifact: lower case, digits and dashes."""
-    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-")
+@dataclass
+class FlowRuns:
+    """Where an artifact can be looked at: the flow run that made it, if the server knows it, else
+    the one that found it in the present run."""
+
+    known: frozenset[str] = frozenset()
+    """Makers of artifacts that the server has."""
+    here: dict[str, str] = field(default_factory=dict)
+    """Flow runs of the present run, by node."""
+
+    def maker(self, artifact: Artifact | None) -> str | None:
+        """The flow run that made the artifact."""
+        found = None if artifact is None else artifact.manifest.prefect.get("flow_run_id")
+        return found if found in self.known or found in self.here.values() else None
+
+    def of(self, node: str, artifact: Artifact | None) -> str | None:
+        """The flow run that shows a node's artifact."""
+        return self.maker(artifact) or self.here.get(node)
 
 
-def _cell(text: str) -> str:
-    """Text for a table cell."""
-    return text.replace("|", "\\|").replace("\n", " ")
+def made_by(conductor: Conductor, node: str, flow_runs: FlowRuns) -> str:
+    """Who made a node's artifact, in a few linked words."""
+    artifact = conductor.artifact(node)
+    if artifact is None:
+        return "not there"
+    run_id = artifact.manifest.run_id
+    link = flow_runs.of(node, artifact)
+    if run_id == conductor.record.run_id:
+        return linked("this run", link)
+    return linked(run_id, link)
 
 
-def _maker(artifact: Artifact | None) -> str | None:
-    """Flow run that made an artifact."""
-    return None if artifact is None else artifact.manifest.prefect.get("flow_run_id")
-
-
-def _linked(text: str, flow_run_id: str | None) -> str:
-    return text if flow_run_id is None else f"[{text}]({RUN_PATH}/{flow_run_id})"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return figure(value)
-
-
-def _figures(summary: dict[str, Any]) -> list[str]:
-    """A table of the summary's plain values."""
-    plain = {
-        name: value
-        for name, value in summary.items()
-        if value is None or isinstance(value, str | int | float)
-    }
-    if not plain:
-        return []
-    rows = [
-        f"| {_cell(name.replace('_', ' '))} | {_cell(_value(value))} |"
-        for name, value in plain.items()
-    ]
-    return ["| figure | value |", "|---|---|", *rows, ""]
-
-
-def _how(outcome: NodeOutcome, artifact: Artifact | None, run_id: str) -> str:
+def _how(outcome: NodeOutcome, artifact: Artifact, flow_runs: FlowRuns) -> str:
     """One sentence: built or reused, by whom."""
-    if outcome.state is NodeState.FAILED or artifact is None:
-        return f"**{outcome.state}**: {outcome.message}"
     manifest = artifact.manifest
+    took = f"in {whole(duration(manifest.duration_seconds))} on {manifest.device}"
+    if manifest.sampled_tokens:
+        took += f", {manifest.sampled_tokens:,} tokens sampled"
     if outcome.state is NodeState.DONE:
-        return f"**built** in {duration(manifest.duration_seconds)} on {manifest.device}"
-    made = _linked(f"run `{manifest.run_id}`", _maker(artifact))
-    return f"**reused**: made by {made} on {manifest.started_at[:16].replace('T', ' ')} UTC"
+        return f"**built** {took}"
+    made = linked(f"run {manifest.run_id}", flow_runs.maker(artifact))
+    when = whole(f"{manifest.started_at[:16].replace('T', ' ')} UTC")
+    return f"**reused**: made by {made}, {when}, {took}"
 
 
-def node_page(conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome) -> str:
-    """A node's page: figures, the stage's own words, inputs."""
-    node = planned.node
-    artifact = conductor.artifact(node.name) if outcome.ok else None
-    lines = [f"# {node.name}", "", f"{STAGES[node.stage].gist.capitalize()}.", ""]
-    lines += [_how(outcome, artifact, conductor.record.run_id), ""]
-    if artifact is not None:
-        lines += _figures(artifact.manifest.summary)
-        if artifact.manifest.markdown:
-            lines += [artifact.manifest.markdown, ""]
-    if node.inputs:
-        lines += ["## Made from", ""]
-        for role, name in node.inputs.items():
-            above = conductor.plan.named(name)
-            made = _linked(
-                f"{above.node.stage}/{above.key[:KEY_DIGITS]}", _maker(conductor.artifact(name))
+def _bars(artifact: Artifact) -> list[str]:
+    """Accuracies as bars, for stages that compare some."""
+    summary, stage = artifact.manifest.summary, artifact.manifest.stage
+    if stage == "benchmark":
+        shares = {name: figures["strict"] for name, figures in summary["formats"].items()}
+    elif stage == "evaluate":
+        shares = {
+            f"{name}, {decoding}": figures["strict"]
+            for name, decodings in summary["benchmarks"].items()
+            for decoding, figures in decodings.items()
+        }
+    else:
+        return []
+    rows = [(cell(name), bar(share)) for name, share in shares.items()]
+    return table(("format" if stage == "benchmark" else "benchmark", "strictly right"), rows)
+
+
+def plots(conductor: Conductor, planned: PlannedNode) -> list[str]:
+    """Lines that show a stage's plots."""
+    names = [planned.node.name]
+    if planned.node.stage == "compare" and "warmstart" in planned.node.inputs.values():
+        names.append("warmstart")  # it names an arm
+    found = {name: conductor.artifact(name) for name in names}
+    return drawn(planned.node.stage, {name: item for name, item in found.items() if item})
+
+
+def _plots(
+    conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome, flow_runs: FlowRuns
+) -> list[str]:
+    """A stage's plots; of a reused one only if its maker's page, which has them, is gone."""
+    if planned.node.stage not in HAVE_CHARTS:
+        return []
+    maker = flow_runs.maker(conductor.artifact(planned.node.name))
+    if outcome.state is NodeState.DONE or maker is None:
+        return plots(conductor, planned)
+    return [f"The plots are on {linked('the page of the run that made it', maker)}.", ""]
+
+
+def _changed_settings(manifest: Manifest) -> list[str]:
+    """The settings that differ from the defaults."""
+    defaults = {
+        name: found.default.model_dump(mode="json")
+        for name, found in RunConfig.model_fields.items()
+        if name in manifest.config and isinstance(found.default, Section)
+    }
+    found = changes(defaults, {name: manifest.config[name] for name in defaults})
+    if not found:
+        return []
+    return ["## Settings, where they are not the defaults", "", *(f"- {one}" for one in found), ""]
+
+
+def _made_from(conductor: Conductor, inputs: Mapping[str, str], flow_runs: FlowRuns) -> list[str]:
+    """The inputs: what they are, and who made them."""
+    rows = []
+    for role, name in inputs.items():
+        above = conductor.plan.named(name)
+        artifact = conductor.artifact(name)
+        summary = {} if artifact is None else artifact.manifest.summary
+        link = flow_runs.of(name, artifact)
+        rows.append(
+            (
+                role,
+                linked(whole(f"{above.node.stage}/{above.key[:KEY_DIGITS]}"), link),
+                cell(headline(above.node.stage, summary)),
+                made_by(conductor, name, flow_runs),
             )
-            lines.append(f"- {role}: {made}")
-        lines.append("")
-    lines += [
-        f"`ratchet show {outcome.ref}` · run `{conductor.record.run_id}` · "
-        f"code {planned.code_version}",
-    ]
-    return "\n".join(lines)
-
-
-def drawn_inputs(planned: PlannedNode) -> dict[str, str]:
-    """The inputs of a node that pictures show; the report's are everything and would hide the
-    pipeline, so only the last before it is kept."""
-    inputs = planned.node.inputs
-    return {"compare": inputs["compare"]} if planned.node.stage == "report" else inputs
-
-
-def _mermaid(conductor: Conductor) -> list[str]:
-    ids = {planned.node.name: f"n{index}" for index, planned in enumerate(conductor.needed)}
-    lines = ["```mermaid", "flowchart TD"]
-    lines += [f"  classDef {state} {colour}" for state, colour in COLOURS.items()]
-    for planned in conductor.needed:
-        name = planned.node.name
-        outcome = conductor.outcomes.get(name)
-        state = NodeState.PENDING if outcome is None else outcome.state
-        lines.append(f'  {ids[name]}["{name}<br/>{planned.key[:KEY_DIGITS]}"]:::{state}')
-        lines += [f"  {ids[above]} --> {ids[name]}" for above in drawn_inputs(planned).values()]
-        if (maker := _maker(conductor.artifact(name))) is not None:
-            lines.append(f'  click {ids[name]} "{RUN_PATH}/{maker}"')
-    return [*lines, "```"]
-
-
-def _lineage_row(conductor: Conductor, planned: PlannedNode) -> str:
-    name = planned.node.name
-    outcome = conductor.outcomes.get(name)
-    artifact = conductor.artifact(name)
-    state = "pending" if outcome is None else outcome.state.value
-    made_by, took, figures = "", "", ""
-    if artifact is not None:
-        figures = _cell(headline(planned.node.stage, artifact.manifest.summary))
-        run_id = artifact.manifest.run_id
-        made_by = _linked(
-            "this run" if run_id == conductor.record.run_id else run_id, _maker(artifact)
         )
-        took = duration(artifact.manifest.duration_seconds)
-    inputs = list(planned.node.inputs)
-    source = "everything" if len(inputs) > 5 else ", ".join(planned.node.inputs.values())
-    key = planned.key[:KEY_DIGITS]
-    return f"| {name} | {state} | `{key}` | {figures} | {source} | {made_by} | {took} |"
+    return ["## Made from", "", *table(("input", "artifact", "", "made by"), rows)]
 
 
-def run_page(conductor: Conductor, verdict: str) -> str:
-    """The run's page: the verdict, the lineage as a picture and as a table."""
-    record = conductor.record
-    lines = [f"# {record.name}", ""]
-    if verdict:
-        lines += ["**Verdict**", "", *(f"- {part}" for part in verdict.split(" | ")), ""]
-    failed = [outcome for outcome in conductor.outcomes.values() if not outcome.ok]
-    lines += [f"**{outcome.name} failed**: {outcome.message}\n" for outcome in failed]
-    lines += [f"Run `{record.run_id}`, asked for by `{record.command}`.", ""]
-    if record.based_on is not None:
-        lines += [f"Settings taken from run `{record.based_on}`.", ""]
-    lines += _mermaid(conductor)
-    compared = conductor.artifact("compare") if "compare" in conductor.outcomes else None
-    if compared is not None:
-        lines += ["", compared.manifest.markdown.removeprefix(f"**{verdict}**")]
+def _failure(conductor: Conductor, outcome: NodeOutcome) -> list[str]:
+    """What went wrong, and the end of the worker's log."""
+    lines = [f"**{outcome.state}**: {outcome.message}", ""]
+    log = log_file(conductor.store, conductor.record.run_id, outcome.name)
+    if not log.is_file():
+        return lines
+    tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
+    return [*lines, f"The end of `{log}`:", "", code(tail), ""]
+
+
+def node_page(
+    conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome, flow_runs: FlowRuns
+) -> str:
+    """A node's page."""
+    node = planned.node
+    lines = [f"# {node.name}", ""]
+    artifact = conductor.artifact(node.name) if outcome.ok else None
+    if artifact is None:
+        lines += _failure(conductor, outcome)
+    else:
+        manifest = artifact.manifest
+        if first := headline(node.stage, manifest.summary):
+            lines += [f"## {first}", ""]
+        lines += [_how(outcome, artifact, flow_runs), "", *_bars(artifact)]
+        if manifest.markdown:
+            lines += [without_code_blocks(manifest.markdown), ""]
+        lines += _plots(conductor, planned, outcome, flow_runs)
+    if node.inputs:
+        lines += _made_from(conductor, node.inputs, flow_runs)
+    if artifact is not None:
+        lines += _changed_settings(artifact.manifest)
     lines += [
-        "",
-        "| stage | state | key | figure | from | made by run | took |",
-        "|---|---|---|---|---|---|---|",
+        f"{STAGES[node.stage].gist.capitalize()}. `ratchet show {outcome.ref}`, run "
+        f"`{conductor.record.run_id}`, code `{planned.code_version}`.",
     ]
-    lines += [_lineage_row(conductor, planned) for planned in conductor.needed]
-    lines += ["", f"`ratchet show {record.run_id}` · `ratchet lineage {record.run_id}`"]
     return "\n".join(lines)

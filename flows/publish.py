@@ -1,4 +1,4 @@
-"""What the flows tell Prefect beside states: artifacts, progress, the device slot, names and tags.
+"""What the flows tell Prefect beside states: artifacts, progress, names and tags, the device slot.
 
 Publishing is a courtesy to the reader: when the server doesn't answer, a stage goes on and a
 warning stays in the log. The manifest in the store is what counts.
@@ -17,18 +17,24 @@ from prefect import get_run_logger
 from prefect.artifacts import (
     create_markdown_artifact,
     create_progress_artifact,
+    create_table_artifact,
     update_progress_artifact,
 )
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.actions import GlobalConcurrencyLimitCreate
+from prefect.client.schemas.actions import ArtifactUpdate, GlobalConcurrencyLimitCreate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.concurrency.sync import concurrency
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging.handlers import APILogWorker
 from prefect.runtime import flow_run
 
-from flows.pages import artifact_name
-from ratchet.config import RunConfig
+from flows.conductor import Conductor, NodeOutcome
+from flows.pages import FlowRuns, node_page
+from flows.run_page import algorithm, model_name, run_page, summary_line, what_it_does
+from flows.tables import stage_table
+from ratchet.plan import PlannedNode
+from ratchet.store.runs import NodeState
 
 DEVICE_SLOT = "device"
 LEASE_SECONDS = 60.0
@@ -39,19 +45,19 @@ DRAIN_SECONDS = 10.0
 
 @contextmanager
 def tolerant(what: str) -> Iterator[None]:
-    """Go on without `what` when the server doesn't take it."""
+    """Go on without `what` when the server doesn't take it, or when it can't be drawn: an artifact
+    of older code may lack a figure, and no page is worth a stage's hours."""
     try:
         yield
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
         get_run_logger().warning("%s not published: %s", what, error)
+    except Exception:
+        get_run_logger().warning("%s not published", what, exc_info=True)
 
 
-def publish_page(run_name: str, name: str, markdown: str, description: str) -> None:
-    """Publish a Markdown artifact of the present run; its versions gather under one key."""
-    with tolerant(f"page of {name}"):
-        create_markdown_artifact(
-            markdown, key=artifact_name(f"{run_name}-{name}"), description=description
-        )
+def artifact_name(text: str) -> str:
+    """A name that Prefect takes for an artifact: lower case, digits and dashes."""
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-")
 
 
 class ProgressPage:
@@ -104,27 +110,106 @@ def device_slot() -> Iterator[None]:
         yield
 
 
-def run_tags(config: RunConfig) -> list[str]:
-    """Tags by which a person finds a run."""
-    model = config.model.path.rstrip("/").rpartition("/")[2]
-    sources = sorted({source.label for source in config.questions.train})
-    return [
-        f"run:{config.name}",
-        f"model:{model}",
-        f"algo:{config.grpo.loss_type}",
-        f"warmstart:{config.warmstart.method}",
-        *(f"data:{source}" for source in sources),
-    ]
-
-
-def tag_this_run(found: list[str]) -> None:
-    """Add tags to the present flow run."""
-    with tolerant("tags"), get_client(sync_client=True) as client:
-        client.update_flow_run(UUID(flow_run.id), tags=sorted({*flow_run.tags, *found}))
-
-
 def send_what_is_queued() -> None:
     """Return once the server has the logs and events that are sent in the background; before a
     private server ends."""
     for worker in (APILogWorker, EventsWorker):
         worker.drain_all(timeout=DRAIN_SECONDS)
+
+
+def run_title(conductor: Conductor) -> str:
+    """Name of a flow run: the run's id, which stages if not all, and what it does."""
+    record = conductor.record
+    some = "" if conductor.is_whole_run else f" {', '.join(record.targets[:3])}:"
+    return f"{record.run_id}{some} {what_it_does(conductor.config)}"
+
+
+def run_tags(conductor: Conductor) -> list[str]:
+    """Tags by which a person finds a run."""
+    config = conductor.config
+    sources = sorted({source.label for source in config.questions.train})
+    return [
+        f"run:{config.name}",
+        f"model:{model_name(config)}",
+        f"algo:{algorithm(config)}",
+        f"warmstart:{config.warmstart.method}",
+        *(f"data:{source}" for source in sources),
+    ]
+
+
+def _known(flow_run_ids: set[str]) -> frozenset[str]:
+    """Those of the flow runs that the server has."""
+    wanted = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(one) for one in flow_run_ids]))
+    with get_client(sync_client=True) as client:
+        return frozenset(str(run.id) for run in client.read_flow_runs(flow_run_filter=wanted))
+
+
+class RunPages:
+    """What a run publishes: its own page, kept up to date, and a page and a table per stage."""
+
+    def __init__(self, conductor: Conductor) -> None:
+        self._conductor = conductor
+        self._flow_runs = FlowRuns()
+        self._id: UUID | None = None
+        self._begun: set[str] = set()
+        self.tags = run_tags(conductor)
+
+    def begin(self) -> None:
+        """Name and tag the run's flow run, and publish the first version of its page; call inside
+        the flow run."""
+        with tolerant("name and tags"), get_client(sync_client=True) as client:
+            client.update_flow_run(
+                UUID(flow_run.id),
+                name=run_title(self._conductor),
+                tags=sorted({*flow_run.tags, *self.tags}),
+            )
+        found = (self._conductor.artifact(one.node.name) for one in self._conductor.needed)
+        makers = {item.manifest.prefect.get("flow_run_id", "") for item in found if item} - {""}
+        with tolerant("links to earlier runs"):
+            self._flow_runs.known = _known(makers) if makers else frozenset()
+        with tolerant("run page"):
+            made = create_markdown_artifact(
+                run_page(self._conductor, self._flow_runs),
+                key=artifact_name(f"{self._conductor.record.name}-run"),
+                description=summary_line(self._conductor),
+            )
+            assert isinstance(made, UUID)
+            self._id = made
+
+    def update(self) -> None:
+        """Bring the run's page up to date."""
+        if self._id is None:
+            return
+        with tolerant("run page"), get_client(sync_client=True) as client:
+            page = run_page(self._conductor, self._flow_runs)
+            words = summary_line(self._conductor)
+            client.update_artifact(self._id, ArtifactUpdate(data=page, description=words))
+
+    def stage_begins(self, planned: PlannedNode) -> None:
+        """A stage's flow run has begun; call inside it."""
+        self._flow_runs.here[planned.node.name] = str(flow_run.id)
+
+    def stage_runs(self, planned: PlannedNode) -> None:
+        """The stage told something, so it isn't reused."""
+        if planned.node.name not in self._begun:
+            self._begun.add(planned.node.name)
+            self.update()
+
+    def stage_ended(self, planned: PlannedNode, outcome: NodeOutcome) -> None:
+        """Publish the stage's page and table; call inside its flow run."""
+        conductor, name = self._conductor, planned.node.name
+        key = artifact_name(f"{conductor.record.name}-{name}")
+        with tolerant(f"page of {name}"):
+            create_markdown_artifact(
+                node_page(conductor, planned, outcome, self._flow_runs),
+                key=key,
+                description=f"{name} of {conductor.record.run_id}: {outcome.state}",
+            )
+        artifact = conductor.artifact(name)
+        if outcome.ok and artifact is not None:
+            with tolerant(f"table of {name}"):
+                create_table_artifact(
+                    stage_table(artifact), key=f"{key}-table", description=f"figures of {name}"
+                )
+        if outcome.state is not NodeState.REUSED:  # of those the next update tells
+            self.update()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -43,8 +44,10 @@ def subflows(parent: Any) -> list[Any]:
     return flow_runs(parent_flow_run_id={"any_": [parent.id]})
 
 
-def run_named(name: str) -> Any:
-    (found,) = flow_runs(name={"any_": [name]})
+def run_of(run_id: str) -> Any:
+    """The flow run of a run; its name begins with the run's id."""
+    (found,) = flow_runs(name={"like_": run_id})
+    assert found.name.startswith(f"{run_id} ")
     return found
 
 
@@ -80,6 +83,15 @@ def artifacts(run: Any) -> dict[str, Any]:
     return {artifact.key: artifact for artifact in found}
 
 
+def delete_flow_runs(parent: Any) -> None:
+    """Forget a run and its subflows, as if Prefect's database had been deleted."""
+    from prefect.client.orchestration import get_client
+
+    with get_client(sync_client=True) as client:
+        for run in (*subflows(parent), parent):
+            client.delete_flow_run(run.id)
+
+
 def run_flow(store: Store, run_id: str) -> Any:
     from flows.stage import stage
 
@@ -91,8 +103,11 @@ def test_a_subflow_per_stage_then_everything_cached(prefect_server: None, store:
     state = run_flow(store, first.run_id)
     assert state.is_completed()
 
-    parent = run_named(first.run_id)
-    assert {"run:demo", "model:seedling"} <= set(parent.tags)
+    parent = run_of(first.run_id)
+    assert parent.name == f"{first.run_id} questions: dapo on seedling after sft"
+    assert set(parent.tags) == {
+        "run:demo", "model:seedling", "algo:dapo", "warmstart:sft", "data:symbolic",
+    }  # fmt: skip
     below = subflows(parent)
     assert flow_names(below) == ["model", "questions"]
     assert [run.state_name for run in below] == ["Completed", "Completed"]
@@ -108,20 +123,48 @@ def test_a_subflow_per_stage_then_everything_cached(prefect_server: None, store:
     manifest = store.get("questions", first.nodes["questions"].key).manifest
     assert manifest.prefect["flow_run_id"] == str(below[1].id)
 
-    page = artifacts(below[1])["demo-questions"].data
-    assert "**built**" in page and f"/v2/runs/flow-run/{below[0].id}" in page
-    assert artifacts(below[1])["demo-questions-progress"].data == 100.0
-    lineage = artifacts(parent)["demo-run"].data
-    assert "```mermaid" in lineage and f'"/v2/runs/flow-run/{below[1].id}"' in lineage
+    shown = artifacts(below[1])
+    page = shown["demo-questions"].data
+    assert "**built**" in page and f"/v2/runs/flow-run/{below[0].id}?tab=Artifacts)" in page
+    assert "## 20 to train, 6 to test" in page
+    assert {"figure": "questions / train", "value": 20} in json.loads(
+        shown["demo-questions-table"].data
+    )
+    assert shown["demo-questions-progress"].data == 100.0
+    lineage = artifacts(parent)["demo-run"]
+    assert lineage.description == "2 of 2 stages are there"
+    assert "```mermaid" in lineage.data
+    assert f'click n1 "/v2/runs/flow-run/{below[1].id}?tab=Artifacts"' in lineage.data
 
     second = record(store, ["questions"])
     assert run_flow(store, second.run_id).is_completed()
-    again = run_named(second.run_id)
+    again = run_of(second.run_id)
     assert [run.state_name for run in subflows(again)] == ["Cached", "Cached"]
     assert arrows(again) == {"model": set(), "questions": {"model"}}
     assert states(load_run(store, second.run_id)) == {"model": "reused", "questions": "reused"}
     page = artifacts(subflows(again)[1])["demo-questions"].data
-    assert f"**reused**: made by [run `{first.run_id}`](/v2/runs/flow-run/{below[1].id})" in page
+    made_there = f"/v2/runs/flow-run/{below[1].id}?tab=Artifacts"
+    assert f"**reused**: made by [run {first.run_id}]({made_there})" in page
+    lineage = artifacts(again)["demo-run"].data
+    assert f'click n1 "{made_there}"' in lineage and f"[{first.run_id}]({made_there})" in lineage
+
+
+def test_links_lead_here_when_the_maker_is_not_in_prefect(
+    prefect_server: None, store: Store
+) -> None:
+    first = record(store, ["questions"])
+    run_flow(store, first.run_id)
+    delete_flow_runs(run_of(first.run_id))
+    second = record(store, ["questions"])
+    assert run_flow(store, second.run_id).is_completed()
+    again = run_of(second.run_id)
+    below = subflows(again)
+    page = artifacts(below[1])["demo-questions"].data
+    assert f"**reused**: made by run {first.run_id}, " in page
+    assert f"](/v2/runs/flow-run/{below[0].id}?tab=Artifacts)" in page
+    lineage = artifacts(again)["demo-run"].data
+    for index, run in enumerate(below):
+        assert f'click n{index} "/v2/runs/flow-run/{run.id}?tab=Artifacts"' in lineage
 
 
 def test_what_the_user_can_fix_fails_the_run_in_one_line(
@@ -131,13 +174,18 @@ def test_what_the_user_can_fix_fails_the_run_in_one_line(
     state = run_flow(store, found.run_id)
     assert state.is_failed() and state.result(raise_on_failure=False) is None
     assert state.message.startswith("questions: ")
-    below = subflows(run_named(found.run_id))
+    below = subflows(run_of(found.run_id))
     assert [run.state_name for run in below] == ["Completed", "Failed"]
     after = load_run(store, found.run_id)
     assert after.status is RunStatus.FAILED
     assert states(after) == {"model": "done", "questions": "failed"}
     assert after.nodes["questions"].message in state.message
-    assert "**questions failed**" in artifacts(run_named(found.run_id))["demo-run"].data
+    lineage = artifacts(run_of(found.run_id))["demo-run"]
+    assert "**questions failed**" in lineage.data and ":::failed" in lineage.data
+    assert lineage.description == "questions failed; 1 of 2 stages are there"
+    page = artifacts(below[1])["demo-questions"].data
+    assert f"**failed**: {after.nodes['questions'].message}" in page
+    assert "questions.log`:\n\n`" in page
 
 
 def test_forced_stage_runs_again_and_equal_content_is_reused_below(

@@ -1,0 +1,78 @@
+"""The table that a stage shows in the Prefect UI: what its page says in words, to search and sort.
+
+Stages that write a table of figures show that one, the others every figure of their summary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ratchet.store.store import Artifact
+
+Row = dict[str, Any]
+
+MAX_STEPS = 200
+"""Training steps shown, evenly spread."""
+TRAINING_COLUMNS = (
+    "step", "loss", "reward", "strict", "lenient", "live_share", "status/parse_failure",
+    "truncated_share", "mean_tokens", "drift_mean", "drift_max", "dropped_share",
+    "effective_sample_share", "grad_norm", "tokens_per_second", "step_seconds",
+)  # fmt: skip
+"""Of the metrics table, besides each reward's mean; a run may lack some."""
+STORED = {
+    "benchmark": "benchmark",
+    "compare": "comparison",
+    "warmstart_sft": "metrics",
+    "warmstart_opd": "metrics",
+    "grpo": "metrics",
+}
+"""Stage → its table of figures."""
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+def _flat(value: Any, path: str = "") -> Iterator[Row]:
+    """A row per figure of a nested summary."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path} / {name}" if path else str(name))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value, start=1):
+            yield from _flat(inner, f"{path} {number}")
+    else:
+        yield {"figure": path.replace("_", " "), "value": _rounded(value)}
+
+
+def _training(rows: Sequence[Row]) -> list[Row]:
+    """Steps of a metrics table, the columns that matter."""
+    rewards = [name for name in rows[0] if name.startswith("rewards/") and name.endswith("/mean")]
+    columns = [name for name in (*TRAINING_COLUMNS, *rewards) if name in rows[0]]
+    every = -(-len(rows) // MAX_STEPS)
+    return [{name: _rounded(row[name]) for name in columns} for row in rows[::every]]
+
+
+def _evaluation(benchmarks: dict[str, dict[str, Row]]) -> list[Row]:
+    """A row per benchmark and decoding, shares of each verdict included."""
+    return [
+        {"benchmark": benchmark, "decoding": decoding}
+        | {name: _rounded(value) for name, value in figures.items() if name != "status_rates"}
+        | {f"verdict {name}": _rounded(value) for name, value in figures["status_rates"].items()}
+        for benchmark, decodings in benchmarks.items()
+        for decoding, figures in decodings.items()
+    ]
+
+
+def stage_table(artifact: Artifact) -> list[Row]:
+    """The rows that a stage shows."""
+    stage, summary = artifact.manifest.stage, artifact.manifest.summary
+    if stage == "evaluate":
+        return _evaluation(summary["benchmarks"])
+    if stage not in STORED:
+        return list(_flat(summary))
+    rows: list[Row] = artifact.table(STORED[stage]).to_pylist()
+    if STORED[stage] == "metrics":
+        return _training(rows)
+    return [{name: _rounded(value) for name, value in row.items()} for row in rows]
