@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -40,10 +40,15 @@ folder named `tasks` must not come before ours."""
 
 class Supervised:
     """A command under a supervisor, seen from the process that wants it; a context manager that
-    leaves nothing running."""
+    leaves nothing running. `environment` replaces this process's where it is given."""
 
     def __init__(
-        self, command: list[str], *, stdout: int | IO[bytes], stderr: int | IO[bytes]
+        self,
+        command: list[str],
+        *,
+        stdout: int | IO[bytes],
+        stderr: int | IO[bytes],
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tasks.supervisor", *command],
@@ -52,6 +57,7 @@ class Supervised:
             stderr=stderr,
             start_new_session=True,
             cwd=ROOT,
+            env=environment,
         )
 
     @property
