@@ -7,7 +7,7 @@ to TRL is said in `tasks.rl.trainer`.
 
 A killed run continues from its newest complete checkpoint (`tasks.resume`) and repeats the steps
 after it exactly: data order, sampling seeds and optimizer state are functions of the seed and the
-step.
+step. A run that the drift guard halts has saved the policy before the doubtful batch.
 
 Not covered: refilling groups without reward variance, a sampler in a server of its own, choosing
 the checkpoint on a dev slice.
@@ -19,6 +19,7 @@ from pathlib import Path
 
 from ratchet.config import (
     GrpoConfig,
+    GuardConfig,
     ModelConfig,
     PromptConfig,
     RewardsConfig,
@@ -45,10 +46,11 @@ def run(
     sampler: SamplerConfig,
     rewards: RewardsConfig,
     grpo: GrpoConfig,
+    guard: GuardConfig,
     wandb: WandbConfig,
 ) -> StageResult:
     """Train and write `checkpoint/`, with LoRA `adapter/`, and the tables `metrics`, `rollouts`."""
-    sections = Sections(model, prompt, sampler, rewards, grpo, wandb)
+    sections = Sections(model, prompt, sampler, rewards, grpo, guard, wandb)
     questions = rl_questions(ctx.inputs)
     tokenizer = load_tokenizer(ctx.inputs["model"])
     prompts = build_prompts(questions, tokenizer, prompt, enable_thinking=model.enable_thinking)
@@ -58,9 +60,11 @@ def run(
     settings = {"grpo": grpo.model_dump(mode="json"), "rewards": rewards.model_dump(mode="json")}
     with wandb_run(ctx, "grpo", wandb, settings) as wandb_place:
         trainer = build_trainer(ctx, sections, tokenizer, prompts, records, watch)
-        _train(ctx, trainer, records)
-    if trainer.use_vllm:
-        trainer.vllm_generation.close()
+        try:
+            _train(ctx, trainer, records)
+        finally:
+            if trainer.use_vllm:
+                trainer.vllm_generation.close()
 
     rows, rollouts = records.metrics(), records.rollouts()
     last = records.rollouts_of(rollouts.column("step")[-1].as_py())[:NUM_FIXED_TEXTS]
@@ -79,7 +83,7 @@ def run(
         "engine": sampler.engine,
         **summarise(rows, num_tokens),
         **check.summary(),
-        "drift_warnings": watch.num_warnings,
+        "drift_warnings": trainer.oversight.guard.num_warnings,
     }
     return StageResult(
         summary=summary,
@@ -96,4 +100,5 @@ def _train(ctx: StageContext, trainer: RolloutTrainer, records: StepRecords) -> 
     if start is not None:
         ctx.log(f"continuing from {start.name}")
     records.forget_after(0 if start is None else int(start.name.split("-")[1]))
+    trainer.oversight.guard.first_drift = records.first("drift_mean")
     trainer.train(resume_from_checkpoint=None if start is None else str(start))

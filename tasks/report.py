@@ -7,10 +7,9 @@ name. A run without a warm start or a benchmark has a report without those parts
 from __future__ import annotations
 
 from ratchet.config import EvaluateConfig
-from ratchet.report.gather import DriftGuard, gather
+from ratchet.report.gather import gather
 from ratchet.report.render import render
 from tasks.context import StageContext, StageResult
-from tasks.rl.watch import BASELINE_STEPS, DRIFT_FACTOR, DRIFT_FLOOR
 
 FILE = "report.html"
 MAX_BYTES = 5_000_000
@@ -18,8 +17,7 @@ MAX_BYTES = 5_000_000
 
 def run(ctx: StageContext, *, evaluate: EvaluateConfig) -> StageResult:
     """Write `report.html` (self-contained, below 5 MB)."""
-    guard = DriftGuard(BASELINE_STEPS, DRIFT_FACTOR, DRIFT_FLOOR)
-    data = gather(ctx.inputs, ctx.run_id, guard)
+    data = gather(ctx.inputs, ctx.run_id)
     assert data.confidence == evaluate.confidence, "the comparison was made at another level"
     page = render(data).encode()
     assert len(page) < MAX_BYTES, f"the report has {len(page):,} bytes"

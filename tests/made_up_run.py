@@ -279,7 +279,7 @@ def make_run(
         sampled_tokens=sum(row["num_tokens"] for row in rollouts),
         device_seconds=70.0,
         duration_seconds=81.0,
-        config=SETTINGS | {"grpo": {"steps": STEPS, "lora": {"r": 16}}},
+        config=SETTINGS | {"grpo": {"steps": STEPS, "lora": {"r": 16}}, "guard": {}},
     )
     levels = {"baseline": (0.75, 0.65)} | ({"warmstart": (0.9, 0.8)} if warmstart else {})
     for arm, (level, tidy) in (levels | {"rl": (rl, 0.97)}).items():

@@ -19,6 +19,7 @@ from made_up import artifact, question
 
 from ratchet.config import (
     GrpoConfig,
+    GuardConfig,
     LoraConfig,
     ModelConfig,
     PromptConfig,
@@ -97,6 +98,7 @@ def run_stage(
     max_completion_tokens: int = 8,
     weights: dict[str, float] | None = None,
     wandb: str = "disabled",
+    guard: GuardConfig | None = None,
     **grpo: Any,
 ) -> StageResult:
     """Run the stage; by default LoRA with two groups of four and a rate that moves the policy."""
@@ -120,6 +122,7 @@ def run_stage(
             weights=weights or {"tiny_grpo:letters": 2.0, "lenient_correctness_check": 1.0}
         ),
         grpo=GrpoConfig(**(settings | grpo)),
+        guard=guard or GuardConfig(),
         wandb=WandbConfig(mode=wandb),
     )
 

@@ -189,7 +189,7 @@ def drift(data: Gathered) -> Chart | None:
     if found is None:
         return None
     peak = series(data.grpo_metrics, "drift_max", "sampling/sampling_logp_difference/max")
-    limit = data.drift_guard.limit(found[1])
+    limit, halt = data.drift_limits(found[1][0])
     with drawing(2.3) as (figure, axes):
         axes.axhspan(0, limit, color=BAND, linewidth=0)
         axes.axhline(limit, color=WARM, linewidth=1.0, linestyle=(0, (4, 3)))
@@ -217,8 +217,7 @@ def drift(data: Gathered) -> Chart | None:
         title = f"Sampler and trainer agree to {small(mean)} nats per token, inside the guard band"
     caption = (
         f"Mean |log p(sampler) − log p(trainer)| per sampled token. The band ends at "
-        f"{small(limit)}: {data.drift_guard.factor:g} times the level of the first "
-        f"{data.drift_guard.baseline_steps} steps, at least {small(data.drift_guard.floor)}."
+        f"{small(limit)}, measured from step 1; at {small(halt)} training halts."
     )
     return Chart(title, svg, caption)
 

@@ -11,27 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ratchet.config import GuardConfig
+from ratchet.drift import healthy_drift
 from ratchet.report.ledger import Entry, ledger
 from ratchet.report.words import arm_name
 from ratchet.store.manifest import Manifest
 from ratchet.store.store import Artifact
 
 Row = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class DriftGuard:
-    """The band that drift (nats per token) should stay in: below `factor` times the mean of the
-    first `baseline_steps` steps, or below `floor` if that is more."""
-
-    baseline_steps: int
-    factor: float
-    floor: float
-
-    def limit(self, drift: list[float]) -> float:
-        """Upper edge of the band."""
-        first = drift[: self.baseline_steps]
-        return max(self.factor * sum(first) / len(first), self.floor)
 
 
 @dataclass(frozen=True)
@@ -56,7 +43,6 @@ class Gathered:
     warmstart_metrics: list[Row]
     grpo_metrics: list[Row]
     ledger: list[Entry]
-    drift_guard: DriftGuard
 
     @property
     def warmstart_stage(self) -> str | None:
@@ -73,6 +59,13 @@ class Gathered:
     def confidence(self) -> float:
         """Level of all intervals."""
         return float(self.summary["confidence"])
+
+    def drift_limits(self, first_drift: float) -> tuple[float, float]:
+        """Drift, in nats per token, from which the guard of the RL run warned and halted."""
+        config = self.manifests["grpo"].config
+        guard = GuardConfig.model_validate(config["guard"])
+        level = healthy_drift(first_drift, config["model"]["dtype"])
+        return guard.warn_drift * level, guard.halt_drift * level
 
     def arm_name(self, arm: str) -> str:
         """An arm's name for people."""
@@ -96,7 +89,7 @@ class Gathered:
         return [item["benchmark"] for item in self.summary["verdicts"]]
 
 
-def gather(inputs: Mapping[str, Artifact], run_id: str, drift_guard: DriftGuard) -> Gathered:
+def gather(inputs: Mapping[str, Artifact], run_id: str) -> Gathered:
     """Read a run's artifacts (by node name)."""
     compare, grpo = inputs["compare"], inputs["grpo"]
     flips = compare.path("flips.jsonl").read_text(encoding="utf-8").splitlines()
@@ -114,5 +107,4 @@ def gather(inputs: Mapping[str, Artifact], run_id: str, drift_guard: DriftGuard)
         warmstart_metrics=[] if warm is None else warm.table("metrics").to_pylist(),
         grpo_metrics=grpo.table("metrics").to_pylist(),
         ledger=ledger(inputs["score"], inputs["presample"], inputs["filter"], grpo),
-        drift_guard=drift_guard,
     )

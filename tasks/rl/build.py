@@ -10,18 +10,21 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase, PrinterCallb
 
 from ratchet.config import (
     GrpoConfig,
+    GuardConfig,
     ModelConfig,
     PromptConfig,
     RewardsConfig,
     SamplerConfig,
     WandbConfig,
 )
+from ratchet.drift import Guard
 from ratchet.prompts import STYLE_OF
 from tasks.context import StageContext
 from tasks.lora import lora_config
 from tasks.models import load_model, model_context, model_location, stop_token_ids
 from tasks.resume import CheckpointKeeper
 from tasks.rl.data import Prompts
+from tasks.rl.halt import Oversight
 from tasks.rl.records import StepRecords
 from tasks.rl.rewards import checked_rewards
 from tasks.rl.settings import (
@@ -47,6 +50,7 @@ class Sections:
     sampler: SamplerConfig
     rewards: RewardsConfig
     grpo: GrpoConfig
+    guard: GuardConfig
     wandb: WandbConfig
 
 
@@ -88,6 +92,7 @@ def build_trainer(
             prompts=prompts,
             style=style,
             records=records,
+            oversight=Oversight(sections.guard, Guard(sections.guard, dtype), ctx.log),
             on_step=watch,
             model=policy,
             reward_funcs=rewards,

@@ -58,6 +58,14 @@ class StepRecords:
         assert steps == list(range(1, len(rows) + 1)), f"steps with metrics: {steps}"
         return rows
 
+    def first(self, name: str) -> float | None:
+        """A figure of the first step, if that step has ended."""
+        path = self.folder / f"{METRICS}-{1:07d}.json"
+        if not path.exists():
+            return None
+        found: float | None = json.loads(path.read_text("utf-8")).get(name)
+        return found
+
     def rollouts(self) -> pa.Table:
         """The `rollouts` table."""
         paths = sorted(self.folder.glob(f"{ROLLOUTS}-*.parquet"))

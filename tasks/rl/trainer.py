@@ -8,6 +8,7 @@ What is added, and why a subclass is needed for it:
   made of the run's seed, the step and the process: a resumed run repeats what it would have done.
 * Every completion is verified and kept, with its rewards, advantage and policy version; the
   figures to watch are added to what TRL logs, once per optimizer step.
+* Every batch passes the drift guard before it is trained on (`ratchet.drift`).
 
 `clip_ratio/*` is left out of the metrics while `num_iterations` is 1: every batch is then used for
 one step, the ratio is 1 by construction, and the figure would say nothing.
@@ -29,7 +30,8 @@ from ratchet.errors import UserError
 from ratchet.verifier import Style, Verdict, verify_batch
 from ratchet.verifier.types import status_rates
 from tasks.rl.data import Prompts
-from tasks.rl.figures import live_groups, sampling_figures
+from tasks.rl.figures import Surprise, live_groups, sampling_figures
+from tasks.rl.halt import Oversight
 from tasks.rl.records import StepRecords
 
 Logged = dict[str, float | int | None]
@@ -65,22 +67,27 @@ class RolloutTrainer(GRPOTrainer):
         prompts: Prompts,
         style: Style,
         records: StepRecords,
+        oversight: Oversight,
         on_step: Callable[[int, Logged], None],
         **kwargs: Any,
     ) -> None:
         self.prompts = prompts
         self.style = style
         self.records = records
+        self.oversight = oversight
         self.on_step = on_step
         self.rollout: Rollout | None = None
+        self.surprise = Surprise()
+        self.sampled_at = -1
         self._step_start = 0.0
         super().__init__(**kwargs)
+        oversight.begin(self)
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return [self.prompts.ids[text] for text in prompts], None, {}
 
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
-        step = self.state.global_step
+        step = self.sampled_at = self.state.global_step
         start = time.perf_counter()
         torch.manual_seed(step_seed(self.args.seed, step, self.accelerator.process_index))
         if self.use_vllm:
@@ -141,12 +148,26 @@ class RolloutTrainer(GRPOTrainer):
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.state.global_step == 0:
             self._check_prompt_tokens(inputs, scored)
-        for name, value in sampling_figures(scored).items():
+        figures = self._over_processes(sampling_figures(scored))
+        for name, value in figures.items():
             self._add(name, value)
         rank = self.accelerator.process_index
         rows = self._rows(scored["advantages"].tolist())
         self.records.write_rollouts(self.state.global_step + 1, rank, rows)
+        self.oversight.check_batch(self, scored, figures)
         return scored
+
+    def _over_processes(self, figures: dict[str, float]) -> dict[str, float]:
+        """Each figure's mean over the processes, the largest for a maximum."""
+        if not figures:
+            return {}
+        mine = torch.tensor([list(figures.values())], device=self.accelerator.device)
+        every = self.accelerator.gather(mine)
+        means, largest = every.mean(dim=0).tolist(), every.amax(dim=0).tolist()
+        return {
+            name: largest[i] if name.endswith("_max") else means[i]
+            for i, name in enumerate(figures)
+        }
 
     def _check_prompt_tokens(self, inputs: list[dict[str, Any]], scored: dict[str, Any]) -> None:
         """The tokens that are trained on are those of the prompt, once, with nothing added."""
@@ -187,11 +208,39 @@ class RolloutTrainer(GRPOTrainer):
     def _add(self, name: str, value: float) -> None:
         self._metrics["train"][name].append(value)
 
+    def _get_per_token_logps_and_entropies(
+        self, model: Any, input_ids: Any, attention_mask: Any, logits_to_keep: int, **kwargs: Any
+    ) -> Any:
+        answer = super()._get_per_token_logps_and_entropies(
+            model, input_ids, attention_mask, logits_to_keep, **kwargs
+        )
+        logps, entropies, _ = answer
+        # In the first pass over a batch the policy is still the one that sampled it.
+        if entropies is not None and self.sampled_at == self.state.global_step:
+            self.surprise.add(logps, entropies, attention_mask[:, -logits_to_keep:])
+        return answer
+
     def training_step(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """TRL's, timed from the first micro-batch of an optimizer step."""
-        if self._step % self.args.gradient_accumulation_steps == 0:
+        """TRL's, timed from the first micro-batch of an optimizer step; after the last one the
+        guard sees the step, before the weights change."""
+        count = self.args.gradient_accumulation_steps
+        if self._step % count == 0:
             self._step_start = time.perf_counter()
-        return super().training_step(*args, **kwargs)
+        loss = super().training_step(*args, **kwargs)
+        if self._step % count == 0:
+            surprise = self._take_surprise()
+            self.oversight.check_step(self, surprise)
+        return loss
+
+    def _take_surprise(self) -> tuple[float, float] | None:
+        """The surprise of the step, logged; None in a second pass over a batch."""
+        if self.sampled_at != self.state.global_step:
+            return None
+        mean, error = self.surprise.take()
+        figures = self._over_processes({"surprise_mean": mean, "surprise_se": error})
+        for name, value in figures.items():
+            self._add(name, value)
+        return figures["surprise_mean"], figures["surprise_se"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """TRL's, with our figures added and the row of the step kept.
