@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ import torch
 from tiny_grpo import SEEDLING, context, in_process, run_stage
 from tiny_model import tiny_model, tiny_tokenizer
 
-from ratchet.config import LoraConfig
+from ratchet.config import GuardConfig, LoraConfig
 from ratchet.errors import UserError
 from ratchet.schemas import read_table
 
@@ -152,16 +153,23 @@ def test_adapter_that_the_engine_cannot_hold_is_the_users_to_fix(llm: Any, tmp_p
 
 
 def bare_merged(model: Any) -> Any:
-    """The merged backend without an engine: its parameter iterator is real."""
+    """The merged backend without an engine, whose transfer fails at the second tensor; its
+    parameter iterator is real."""
     from accelerate import Accelerator
 
     from tasks.sync.generation import MergedGeneration
 
     class WithoutEngine(MergedGeneration):
         def _init_vllm(self) -> None:
-            self._num_bytes = 0
+            pass
 
-    return WithoutEngine(model, Accelerator(cpu=True), None, settings=None)  # type: ignore[arg-type]
+        def _transfer(self) -> int:
+            for count, _ in enumerate(self._iter_named_params()):
+                assert count == 0, "the engine is full"
+            return 0
+
+    settings: Any = SimpleNamespace(spec=SimpleNamespace(dtype="float32"))
+    return WithoutEngine(model, Accelerator(cpu=True), None, settings=settings)  # type: ignore[arg-type]
 
 
 def test_merged_tensors_stay_merged_after_the_iterator_has_ended() -> None:
@@ -187,11 +195,12 @@ def test_merged_tensors_stay_merged_after_the_iterator_has_ended() -> None:
 
 def test_a_transfer_that_fails_leaves_the_adapter_unmerged() -> None:
     model = with_adapter(tiny_model(tiny_tokenizer()), seed=1)
-    tensors = bare_merged(model)._iter_named_params()
-    next(tensors)
-    assert model.base_model.model.model.layers[0].mlp.up_proj.merged
-    tensors.close()  # what happens to it when a load raises
-    assert not model.base_model.model.model.layers[0].mlp.up_proj.merged
+    layer = model.base_model.model.model.layers[0].mlp.up_proj
+    before = layer.base_layer.weight.clone()
+    with pytest.raises(AssertionError, match="the engine is full"):
+        bare_merged(model).sync_weights()
+    assert not layer.merged
+    torch.testing.assert_close(layer.base_layer.weight, before, atol=1e-6, rtol=1e-6)
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:
@@ -264,8 +273,10 @@ def test_full_fine_tuning_reaches_every_weight_of_the_engine(tmp_path: Path) -> 
     assert all((before[name] - after[name]).abs().max() > 1e-4 for name in before)
 
 
-def test_merged_sync_of_an_adapter_does_not_drift(tmp_path: Path) -> None:
-    run_stage(context(tmp_path, SEEDLING), engine="vllm", steps=3, sync="merged")
+def test_merged_sync_of_an_adapter_leaves_no_trace_and_does_not_drift(tmp_path: Path) -> None:
+    # The guard halts when a bit of the base has changed.
+    every_step = GuardConfig(base_every=1)
+    run_stage(context(tmp_path, SEEDLING), engine="vllm", steps=3, sync="merged", guard=every_step)
     assert_one_policy(metrics(tmp_path))
 
 

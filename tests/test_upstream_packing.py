@@ -6,6 +6,7 @@ When one of these tests fails after a version was raised, upstream has changed: 
 from __future__ import annotations
 
 from importlib.metadata import version
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,13 +96,12 @@ def test_our_merged_sync_cures_it(stock: Any) -> None:
     from tasks.sync.generation import MergedGeneration
 
     class WithoutEngine(MergedGeneration):
-        _num_bytes = 0
-
         def _init_vllm(self) -> None:
             pass
 
     model = adapted_model(tiny_qwen2())
-    ours = WithoutEngine(model, stock.Accelerator(cpu=True), None, settings=None)  # type: ignore[arg-type]
+    settings: Any = SimpleNamespace(spec=SimpleNamespace(dtype="float32"))
+    ours = WithoutEngine(model, stock.Accelerator(cpu=True), None, settings=settings)  # type: ignore[arg-type]
     merged, base = classify(model, stock.ship_from(ours, 2**14))
     assert (len(merged), len(base)) == (NUM_ADAPTED, 0)
 

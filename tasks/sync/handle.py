@@ -14,11 +14,10 @@ from typing import Any, Protocol
 
 import torch
 from vllm import RequestOutput, SamplingParams
-from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
 from tasks.sync.engine import worker_of
 from tasks.sync.generation import ColocatedGeneration, SyncRecord
-from tasks.sync.readback import adapter_slot, effective_weights
+from tasks.sync.readback import adapter_slot, effective_weights, vocab_rows
 
 OnWire = Callable[[str, torch.Tensor], None]
 """Told the name and value of each tensor as it reaches the sampler's side."""
@@ -217,9 +216,10 @@ class ColocatedHandle:
         return bool(self.llm.reset_prefix_cache())
 
 
-def vocab_rows(model: Any) -> int:
-    """Tokens that the softmax of a vLLM model runs over."""
-    for module in model.modules():
-        if isinstance(module, VocabParallelEmbedding):
-            return int(module.org_vocab_size)
-    raise AssertionError("a language model has an embedding")
+def handle_of(generation: Any) -> SamplerHandle:
+    """The handle of a trainer's generation backend."""
+    if isinstance(generation, ColocatedGeneration):
+        return ColocatedHandle(generation)
+    from tasks.sync.server_handle import ServerHandle
+
+    return ServerHandle(generation)

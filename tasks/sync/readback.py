@@ -99,3 +99,11 @@ def _linear(
         yield f"{parent}.{part}.weight", weights[i]
         if biases is not None:
             yield f"{parent}.{part}.bias", biases[i].clone()
+
+
+def vocab_rows(model: Any) -> int:
+    """Tokens that the softmax of a vLLM model runs over."""
+    for module in model.modules():
+        if isinstance(module, VocabParallelEmbedding):
+            return int(module.org_vocab_size)
+    raise AssertionError("a language model has an embedding")

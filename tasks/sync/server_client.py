@@ -16,6 +16,7 @@ from trl.generation.vllm_client import VLLMClient
 from tasks.sync.adapter import AdapterVersion
 from tasks.sync.server import BASE_MODEL, VllmServer, free_port
 
+COMPLETIONS = "/v1/completions"
 Metadata = list[tuple[str, str, list[int]]]
 """Name, number format (such as 'bfloat16') and shape of each tensor of a transfer."""
 
@@ -38,29 +39,39 @@ class ServerClient(VLLMClient):
         super().__init__(base_url=server.base_url, group_port=free_port())
         self.session = requests.Session()
 
-    def _request(self, method: str, url: str, **kwargs: Any) -> requests.Response:
+    def request(self, method: str, path: str, **kwargs: Any) -> requests.Response:
+        """The server's answer, which is a good one."""
         try:
-            response = self.session.request(method, url, **kwargs)
+            response = self.session.request(method, self.base_url + path, **kwargs)
         except requests.ConnectionError as error:
             raise self.server.failure("does not answer") from error
         if response.status_code != 200:
-            path = url.removeprefix(self.base_url)
             raise RuntimeError(
                 f"the vLLM server answered {path} with {response.status_code}: {response.text}"
             )
         return response
 
     def _get(self, url: str, **kwargs: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = self._request("GET", url, **kwargs).json()
+        path = url.removeprefix(self.base_url)
+        answer: dict[str, Any] = self.request("GET", path, **kwargs).json()
         return answer
 
     def _post(self, url: str, **kwargs: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = self._request("POST", url, **kwargs).json()
-        if url.endswith("/v1/completions"):
-            wanted = BASE_MODEL if self.current is None else self.current.name
-            if answer["model"] != wanted:
-                raise RuntimeError(f"vLLM sampled from {answer['model']}, not from {wanted}")
-            self.last_request, self.last_usage = kwargs["json"], answer["usage"]
+        path = url.removeprefix(self.base_url)
+        if path != COMPLETIONS:
+            answer: dict[str, Any] = self.request("POST", path, **kwargs).json()
+            return answer
+        self.last_request = kwargs["json"]
+        answer = self._complete(kwargs["json"])
+        self.last_usage = answer["usage"]
+        return answer
+
+    def _complete(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The answer to a request for completions, which must come from the current version."""
+        answer: dict[str, Any] = self.request("POST", COMPLETIONS, json=body).json()
+        wanted = BASE_MODEL if self.current is None else self.current.name
+        if answer["model"] != wanted:
+            raise RuntimeError(f"vLLM sampled from {answer['model']}, not from {wanted}")
         return answer
 
     def get_server_info(self) -> dict[str, Any]:
@@ -73,10 +84,10 @@ class ServerClient(VLLMClient):
         """Load `version` and sample from it from now on; the one before is unloaded."""
         previous = self.current
         body = {"lora_name": version.name, "lora_path": str(version.folder)}
-        self._request("POST", f"{self.base_url}/v1/load_lora_adapter", json=body)
+        self.request("POST", "/v1/load_lora_adapter", json=body)
         if previous is not None:
             body = {"lora_name": previous.name}
-            self._request("POST", f"{self.base_url}/v1/unload_lora_adapter", json=body)
+            self.request("POST", "/v1/unload_lora_adapter", json=body)
         names = [card["id"] for card in self._get(f"{self.base_url}/v1/models")["data"]]
         if names != [BASE_MODEL, version.name]:
             raise RuntimeError(f"the vLLM server holds {names}, not just {version.name}")
@@ -91,7 +102,7 @@ class ServerClient(VLLMClient):
             "temperature": 1.0,
             "prompt_logprobs": 0,
         }
-        choices = self._post(f"{self.base_url}/v1/completions", json=body)["choices"]
+        choices = self._complete(body)["choices"]
         return [
             [
                 at[str(token)]["logprob"]
@@ -100,10 +111,11 @@ class ServerClient(VLLMClient):
             for choice, ids in zip(choices, token_ids, strict=True)
         ]
 
-    def call_worker(self, method: str, *args: str) -> None:
-        """Have the server's worker run a method of its own."""
+    def call_worker(self, method: str, *args: str) -> str | None:
+        """Have the server's worker run a method of its own; what it returned, as text."""
         body = {"method": method, "args": args}
-        self._request("POST", f"{self.base_url}/collective_rpc", json=body)
+        (result,) = self._post(f"{self.base_url}/collective_rpc", json=body)["results"]
+        return None if result is None else str(result)
 
     def update_named_params(
         self, metadata: Metadata, named_params: Iterator[tuple[str, torch.Tensor]]

@@ -82,21 +82,15 @@ class ServerAdapterGeneration(AdapterSync, ServerGeneration):
 
 
 class ServerMergedGeneration(MergedSync, ServerGeneration):
-    """Every weight goes to the server by NCCL, adapters merged in, in its number format."""
+    """Every weight goes to the server by NCCL, adapters merged in."""
 
     def _init_vllm(self) -> None:
         super()._init_vllm()
         if self.accelerator.is_main_process:
             self.vllm_client.init_communicator(device=self.accelerator.device)
 
-    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
-        dtype = getattr(torch, self.settings.spec.dtype)
-        for name, tensor in super()._iter_named_params():
-            yield name, tensor.to(dtype)
-
     def _transfer(self) -> int:
-        self._num_bytes = 0
-        VLLMGeneration.sync_weights(self)
+        VLLMGeneration.sync_weights(self)  # the first time it reads the weights twice
         return sum(
             math.prod(shape) * getattr(torch, dtype).itemsize
             for _, dtype, shape in self._weight_metadata

@@ -9,7 +9,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from tasks.sync.readback import adapter_slot, effective_weights
+from tasks.sync.readback import adapter_slot, effective_weights, vocab_rows
 
 
 class Reader:
@@ -23,3 +23,8 @@ class Reader:
         slot = adapter_slot(worker, loaded[0]) if loaded else None
         weights = dict(effective_weights(worker.get_model(), slot))
         save_file({name: value.contiguous() for name, value in weights.items()}, path)
+
+    def count_vocab_rows(self) -> int:
+        """Tokens that the softmax runs over."""
+        worker: Any = self
+        return vocab_rows(worker.get_model())

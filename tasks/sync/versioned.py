@@ -4,9 +4,9 @@
 * `AdapterSync` (LoRA) saves the adapter under the version and lets the sampler load it.
   No merge, megabytes instead of gigabytes, and cached prefixes belong to an adapter, so none of an
   older policy is read.
-* `MergedSync` (full fine-tuning, or on request) hands out every tensor anew. Tensors are cloned,
-  because TRL unmerges the adapter in place once the last one is out (`tasks.sync.packing`); and the
-  adapter is unmerged also when loading fails.
+* `MergedSync` (full fine-tuning, or on request) hands out every tensor anew, in the number format
+  of the sampler. Tensors are cloned, because TRL unmerges the adapter in place once the last one is
+  out (`tasks.sync.packing`); and the adapter is unmerged also when loading fails.
 
 How weights and requests travel is for the subclasses to say: `tasks.sync.generation` (an engine
 in the trainer's process), `tasks.sync.server_generation` (a server of our own).
@@ -130,18 +130,33 @@ class AdapterSync(VersionedGeneration):
 class MergedSync(VersionedGeneration):
     """Every weight goes to the sampler, adapters merged in."""
 
-    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+    _num_bytes = 0
+    """Handed out since the transfer began."""
+
+    def sync_weights(self) -> None:
+        """See `VersionedGeneration.sync_weights`; the trainer's adapter is unmerged afterwards,
+        whatever happens."""
+        frozen = {
+            layer: layer.get_base_layer().weight.detach().clone() for layer in self._tuner_layers()
+        }
         try:
-            for name, tensor in super()._iter_named_params():
-                self._num_bytes += tensor.nbytes
-                copy = tensor.clone()
-                if self.on_wire is not None:
-                    self.on_wire(name, copy)
-                yield name, copy
+            super().sync_weights()
         finally:
             # Already done when TRL's iterator was read to its end.
-            if any(layer.merged for layer in self._tuner_layers()):
+            if any(layer.merged for layer in frozen):
                 self.model.unmerge_adapter()
+            # A merge that is taken back rounds; what isn't trained stays what it was, to the bit.
+            for layer, weight in frozen.items():
+                layer.get_base_layer().weight.data.copy_(weight)
+
+    def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
+        dtype = getattr(torch, self.settings.spec.dtype)
+        for name, tensor in super()._iter_named_params():
+            copy = tensor.to(dtype, copy=True)
+            self._num_bytes += copy.nbytes
+            if self.on_wire is not None:
+                self.on_wire(name, copy)
+            yield name, copy
 
     def _tuner_layers(self) -> Iterator[BaseTunerLayer]:
         return (module for module in self.model.modules() if isinstance(module, BaseTunerLayer))
