@@ -27,8 +27,9 @@ VERSION: dict[str, int] = {
     "metrics": 1,
     "rollouts": 1,
     "eval": 1,
-    "comparison": 1,
+    "comparison": 2,
     "benchmark": 1,
+    "audit": 1,
 }
 
 # name -> column -> Arrow type as `pyarrow.type_for_alias` (or `list<…>`) spells it
@@ -110,7 +111,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "lenient": "bool",
     },
     "comparison": {
-        "metric": "string",  # strict | lenient
+        "metric": "string",  # strict | lenient | pass@k | cons@k
         "decoding": "string",
         "benchmark": "string",
         "band": "string",  # "all" or one band
@@ -123,6 +124,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "ci_low": "double",
         "ci_high": "double",
         "p_value": "double",
+        "p_adjusted": "double",  # bands: Holm's over the benchmark's bands
         "gained": "int64",
         "lost": "int64",
     },
@@ -140,6 +142,17 @@ COLUMNS: dict[str, dict[str, str]] = {
         "truncated_share": "double",
         "mean_tokens": "double",
         "answers_elsewhere": "string",  # JSON: place -> share of completions
+    },
+    "audit": {
+        "sync": "int64",  # from 1; 0 before any
+        "probe": "string",  # P0 to P4
+        "check": "string",
+        "group": "string",  # layer group, or what else was checked
+        "count": "int64",  # weights or tokens
+        "value": "double",  # the worst found
+        "limit": "double",
+        "ok": "bool",
+        "worst": "string",  # where it was found
     },
 }
 

@@ -2,7 +2,8 @@
 
 Every function takes plain numbers or arrays and returns floats. Questions are what is sampled from
 the world, so everything random is resampled by question: several completions of one question stay
-together. Which interval goes where was decided by how often it covers the truth (docs/evaluation.md):
+together. Which interval goes where follows from how often each covers the truth, as measured in
+docs/evaluation.md:
 
 one arm, one answer a question        `wilson`
 one arm, a mean per question          `wilson_mean`, Wilson's with the effective number of questions

@@ -2,8 +2,9 @@
 
 The strict score decides, because it is what a user of the model gets: better, worse, or inside the
 noise. A difference counts when its paired interval excludes zero and the exact McNemar test agrees
-at the same level; the bootstrap alone is too sure of itself when few questions flip. Once the
-strict score has moved, the lenient score tells how much of the move is maths and how much format.
+at the same level. Once the strict score has moved, the lenient score tells how much of the move is
+maths and how much format. Beside the first arm, the last is judged against every arm between: the
+warm start, controls, other models.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from ratchet.stats import difference_interval
+
 Row = dict[str, Any]
+
+ARMS_IN_WORDS = {"baseline": "the starting model", "warmstart": "the warm start", "rl": "RL"}
 
 
 class Outcome(StrEnum):
@@ -39,9 +44,18 @@ class Verdict:
         return asdict(self) | {"outcome": self.outcome.value, "notes": list(self.notes)}
 
 
+@dataclass(frozen=True)
+class Price:
+    """What the last arm cost beyond the one it started from."""
+
+    since: str
+    """The arm it started from."""
+    device_seconds: float
+
+
 def direction(row: Row, confidence: float) -> int:
     """1 or −1 for a real gain or loss, 0 inside the noise."""
-    if row["p_value"] >= 1 - confidence:
+    if row["p_adjusted"] >= 1 - confidence:
         return 0
     if row["ci_low"] > 0:
         return 1
@@ -56,6 +70,18 @@ def points(value: float) -> str:
 def interval(row: Row, confidence: float) -> str:
     """'95% interval +1.2 to +3.4'."""
     return f"{confidence:.0%} interval {points(row['ci_low'])} to {points(row['ci_high'])}"
+
+
+def device_time(seconds: float) -> str:
+    """Seconds of a device as '12 device-seconds' or, from six minutes on, '1.4 device-hours'."""
+    if seconds < 360:
+        return f"{seconds:.3g} device-seconds"
+    return f"{seconds / 3600:.2g} device-hours"
+
+
+def in_words(arm: str) -> str:
+    """An arm in a sentence."""
+    return ARMS_IN_WORDS.get(arm, f"'{arm}'")
 
 
 def outcome_of(strict: Row, lenient: Row, confidence: float) -> Outcome:
@@ -77,30 +103,44 @@ def _split_note(strict: Row, lenient: Row, gap: Row, confidence: float) -> str:
     )
 
 
-def _warmstart_note(row: Row, confidence: float) -> str:
+def _against_note(row: Row, confidence: float) -> str:
+    """How the last arm stands to one between the first and it."""
+    last, other = in_words(row["arm_b"]), in_words(row["arm_a"])
     size = f"{points(row['difference'])} points ({interval(row, confidence)})"
     moved = direction(row, confidence)
     if moved > 0:
-        return f"RL beats the warm start by {size}"
+        return f"{last} beats {other} by {size}"
     if moved < 0:
-        return f"RL falls behind the warm start by {size}"
-    return f"RL is not told apart from the warm start: {size}"
+        return f"{last} falls behind {other} by {size}"
+    return f"{last} is not told apart from {other}: {size}"
+
+
+def price_note(row: Row, price: Price, confidence: float) -> str:
+    """What the gain in `row`, over the arm the last one started from, cost in device time."""
+    name, since = in_words(row["arm_b"]), in_words(price.since)
+    spent = f"{name} took {device_time(price.device_seconds)} beyond {since}"
+    if direction(row, confidence) <= 0:
+        return f"{spent} and gained nothing that stands out from the noise"
+    each = device_time(price.device_seconds / (100 * row["difference"]))
+    return f"{spent} for {points(row['difference'])} points: {each} per point"
 
 
 def judge(
     strict: Row,
     lenient: Row,
     gap: Row,
-    over_warmstart: Row | None,
+    against: list[Row],
     smallest: float,
     confidence: float,
     about: str = "",
+    price: Price | None = None,
 ) -> Verdict:
     """Verdict from the 'comparison' rows of one benchmark, whole, greedy.
 
     `strict` and `lenient` compare the first arm with the last, `gap` is their format gain,
-    `over_warmstart` compares the warm start with RL (strict), `smallest` is the smallest
-    difference the strict test could have seen; `about` says what is special about the questions.
+    `against` compares the arms between with the last one (strict), `smallest` is the smallest
+    difference the strict test could have seen; `about` says what is special about the questions,
+    `price` what the last arm cost beyond the first or one of those between.
     """
     outcome = outcome_of(strict, lenient, confidence)
     name = strict["benchmark"] + (f" ({about})" if about else "")
@@ -118,16 +158,46 @@ def judge(
             )
     else:
         notes.append(_split_note(strict, lenient, gap, confidence))
-    if over_warmstart is not None:
-        notes.append(_warmstart_note(over_warmstart, confidence))
+    notes += [_against_note(row, confidence) for row in against]
+    if price is not None:
+        paid_for = next(row for row in [strict, *against] if row["arm_a"] == price.since)
+        notes.append(price_note(paid_for, price, confidence))
     notes.append(
         f"the smallest true difference this test finds 4 times in 5 is {100 * smallest:.1f} points"
     )
     return Verdict(strict["benchmark"], outcome, sentence, tuple(notes))
 
 
-def one_line(verdicts: list[Verdict]) -> str:
-    """All benchmarks in one line: the first in full, the others by their sentence."""
+def contamination(public: list[Row], fresh: list[Row], confidence: float) -> list[str]:
+    """Warnings where a gain on public questions is absent from fresh ones nobody can have seen.
+
+    `public` and `fresh` are lenient rows (the maths alone) of whole benchmarks for the same pair of
+    arms. A warning needs a real gain on the public set, none on the fresh one, and a difference of
+    the two gains whose interval excludes zero: the questions differ, so the gains are independent.
+    """
+    warnings = []
+    for seen in public:
+        for new in fresh:
+            if direction(seen, confidence) <= 0 or direction(new, confidence) > 0:
+                continue
+            gains = [(row["difference"], row["ci_low"], row["ci_high"]) for row in (new, seen)]
+            excess, low, high = difference_interval(*gains)
+            if low <= 0:
+                continue
+            warnings.append(
+                f"{seen['benchmark']} gains {points(seen['difference'])} points of lenient "
+                f"accuracy, fresh questions ({new['benchmark']}) {points(new['difference'])}: "
+                f"{points(excess)} apart ({confidence:.0%} interval {points(low)} to "
+                f"{points(high)}). Look for test questions in the training data before you "
+                "believe the gain"
+            )
+    return warnings
+
+
+def one_line(verdicts: list[Verdict], warnings: list[str] | None = None) -> str:
+    """All benchmarks in one line: the first in full, the others by their sentence, then the
+    warnings."""
     first, *others = verdicts
     head = "; ".join((first.sentence, *first.notes))
-    return " | ".join((head, *(verdict.sentence for verdict in others)))
+    rest = [verdict.sentence for verdict in others]
+    return " | ".join((head, *rest, *(f"warning: {warning}" for warning in warnings or [])))

@@ -1,9 +1,10 @@
 """Stage 'evaluate': one arm answers the held-out questions.
 
 All arms get the same questions, prompt, decoding, draws and verifier: greedy once, and `samples`
-times at `temperature` for pass@k. Which arm it is follows from the node's name ('evaluate.rl').
-Strict and lenient are both kept, so that a learnt format is never taken for learnt maths. Writes
-table 'eval'; the arms are set side by side by stage 'compare'.
+times at `temperature` for pass@k. Which arm it is follows from the node's name ('evaluate.rl'); an
+arm is any model, the run's own or another that `evaluate.arms` names. Strict and lenient are both
+kept, so that a learnt format is never taken for learnt maths. Writes table 'eval'; the arms are set
+side by side by stage 'compare'.
 """
 
 from __future__ import annotations
@@ -13,10 +14,21 @@ from typing import Any
 
 from ratchet.config import EvaluateConfig, ModelConfig, PromptConfig, SamplerConfig
 from ratchet.errors import UserError
-from ratchet.prompts import OPENING_TAG, STYLE_OF
+from ratchet.prompts import OPENING_TAG, STYLE_OF, prefilled_tag, prompt_text
 from ratchet.stats import wilson
-from ratchet.verifier import Status, Style, close_shared_pool, status_rates, verify_batch
+from ratchet.store.code import code_version
+from ratchet.store.keys import canonical_json, text_hash
+from ratchet.store.store import Artifact
+from ratchet.verifier import (
+    VERIFIER_VERSION,
+    Status,
+    Style,
+    close_shared_pool,
+    status_rates,
+    verify_batch,
+)
 from tasks.context import StageContext, StageResult
+from tasks.models import load_tokenizer
 from tasks.shards import Sampled, SampleRequest, sample_shards
 
 GREEDY, SAMPLED = "greedy", "sampled"
@@ -35,7 +47,7 @@ def run(
     questions = [row for row in source.table("questions").to_pylist() if row["role"] == "test"]
     if not questions:
         raise UserError("no test questions are left to evaluate on: widen questions.test")
-    prefilled = OPENING_TAG if source.manifest.summary["prompt_prefills_opening_tag"] else ""
+    prefilled = prefilled_part(ctx.inputs["model"], questions[0]["question"], model, prompt)
     plans = {GREEDY: (1, 0.0)}
     if evaluate.samples:
         plans[SAMPLED] = (evaluate.samples, evaluate.temperature)
@@ -56,6 +68,7 @@ def run(
         summary={
             "arm": arm,
             "num_questions": len(questions),
+            "verifier": verifier_version(),
             "benchmarks": figures,
             "num_shards": sum(sampled.num_shards for sampled in answers),
             "num_shards_reused": sum(sampled.num_reused for sampled in answers),
@@ -64,6 +77,22 @@ def run(
         sampled_tokens=sum(sampled.new_tokens for sampled in answers),
         device_seconds=sum(sampled.generate_seconds for sampled in answers),
     )
+
+
+def prefilled_part(
+    artifact: Artifact, question: str, model: ModelConfig, prompt: PromptConfig
+) -> str:
+    """The opening tag where this model's chat template writes it; empty otherwise."""
+    text = prompt_text(
+        load_tokenizer(artifact), prompt.format, question, enable_thinking=model.enable_thinking
+    )
+    return OPENING_TAG if prefilled_tag(text) else ""
+
+
+def verifier_version() -> str:
+    """Version of the verifier's rules and of its code: `2-0123abcd`."""
+    code = (code_version("ratchet.verifier"), code_version("ratchet.verifier.worker"))
+    return f"{VERIFIER_VERSION}-{text_hash(canonical_json(code))[:8]}"
 
 
 def judge(

@@ -289,6 +289,7 @@ def make_run(
             "evaluate",
             {"eval": rows},
             config=SETTINGS,
+            summary={"verifier": "2-aa"},
             sampled_tokens=sum(row["num_tokens"] for row in rows),
             device_seconds=6.0,
             duration_seconds=8.0,

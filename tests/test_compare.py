@@ -10,15 +10,41 @@ import numpy as np
 import pytest
 from made_up import artifact, context, question
 
-from ratchet.comparison import Answers, Arm, Slice, compare_pair, format_gain
+from ratchet.arms import ballots, canonical
+from ratchet.comparison import (
+    Answers,
+    Arm,
+    Slice,
+    adjust,
+    compare_pair,
+    format_gain,
+    named_slice,
+    slices,
+    some_ks,
+)
 from ratchet.config import EvaluateConfig
 from ratchet.errors import UserError
+from ratchet.judgement import device_seconds_between
 from ratchet.schemas import read_table
-from ratchet.stats import mcnemar_exact, wilson
-from ratchet.verdict import Outcome, outcome_of, points
+from ratchet.stats import mcnemar_exact, tango, wilson, wilson_mean
+from ratchet.store.store import Artifact, Store
+from ratchet.verdict import (
+    Outcome,
+    Price,
+    contamination,
+    device_time,
+    outcome_of,
+    points,
+    price_note,
+)
 from tasks import compare as stage
 
-SETTINGS = {"prompt": {"format": "tags"}, "sampler": {"max": 64}, "evaluate": {"samples": 0}}
+SETTINGS = {
+    "model": {"enable_thinking": False},
+    "prompt": {"format": "tags"},
+    "sampler": {"engine": "vllm", "max_completion_tokens": 64, "max_num_seqs": 8},
+    "evaluate": {"samples": 0, "temperature": 1.0},
+}
 # per question: baseline, rl; '+' strict, '~' lenient only, '-' wrong, '?' no readable answer
 MARKS = {
     "q1": "-+",
@@ -76,7 +102,7 @@ def run(
         "questions": artifact(tmp_path / "q", "questions", {"questions": rows}, config=config)
     }
     for name, table in arms.items():
-        fields = {"config": SETTINGS} | manifests.get(name, {})
+        fields = {"config": SETTINGS, "summary": {"verifier": "2-aa"}} | manifests.get(name, {})
         inputs[name] = artifact(tmp_path / name, "evaluate", {"eval": table}, **fields)
     ctx = context(tmp_path, inputs)
     return stage.run(ctx, evaluate=EvaluateConfig(samples=samples)), ctx.out_dir
@@ -100,7 +126,8 @@ def test_the_table_holds_the_hand_counted_figures(tmp_path: Path) -> None:
     assert (strict["value_a"], strict["value_b"]) == (2 / 8, 6 / 8)
     assert (strict["gained"], strict["lost"]) == (5, 1)
     assert strict["p_value"] == pytest.approx(2 * (6 + 1) / 2**6)
-    assert strict["ci_low"] <= strict["difference"] == 0.5 <= strict["ci_high"]
+    assert (strict["difference"], strict["p_adjusted"]) == (0.5, strict["p_value"])
+    assert (strict["ci_low"], strict["ci_high"]) == tango(5, 1, 8)
     lenient = rows["lenient", "all"]
     assert (lenient["value_a"], lenient["value_b"]) == (4 / 8, 7 / 8)
     assert (lenient["gained"], lenient["lost"]) == (4, 1)
@@ -174,7 +201,8 @@ def test_sampled_answers_are_compared_by_question(tmp_path: Path) -> None:
     arms = both_arms()
     arms["baseline"] += answers("baseline", sampled_a, "sampled")
     arms["rl"] += answers("rl", sampled_b, "sampled")
-    result, out = run(tmp_path, arms, samples=2)
+    settings = {"config": SETTINGS | {"evaluate": {"samples": 2, "temperature": 1.0}}}
+    result, out = run(tmp_path, arms, samples=2, rl=settings, baseline=settings)
     row = next(
         row
         for row in read_table(out / "comparison.parquet", "comparison").to_pylist()
@@ -183,7 +211,21 @@ def test_sampled_answers_are_compared_by_question(tmp_path: Path) -> None:
     assert (row["value_a"], row["value_b"]) == (7 / 16, 13 / 16)
     assert (row["gained"], row["lost"]) == (6, 0)
     arm = next(r for r in result.summary["arms"] if r["decoding"] == "sampled")
-    assert arm["strict_pass_at_k"] == 7 / 8
+    assert (arm["strict_low"], arm["strict_high"]) == wilson_mean([0.5] * 7 + [0.0])
+    at_k = {(item["kind"], item["k"]): item for item in arm["at_k"]}
+    # samples '+-' and '--': pass@2 7/8; the two answers tie wherever one is right
+    assert {name: item["value"] for name, item in at_k.items()} == {
+        ("pass", 1): 7 / 16, ("pass", 2): 7 / 8, ("cons", 1): 7 / 16, ("cons", 2): 7 / 16,
+    }  # fmt: skip
+    item = at_k["pass", 2]
+    assert (item["low"], item["high"]) == wilson_mean([1.0] * 7 + [0.0])
+    rows = read_table(out / "comparison.parquet", "comparison").to_pylist()
+    both = next(
+        r for r in rows if (r["decoding"], r["metric"], r["band"]) == ("sampled", "pass@2", "all")
+    )
+    assert (both["value_a"], both["value_b"], both["gained"], both["lost"]) == (7 / 8, 7 / 8, 0, 0)
+    assert some_ks(8) == [1, 2, 4, 8]
+    assert some_ks(6) == [1, 2, 4, 6]
 
 
 def test_arms_that_do_not_match_are_refused(tmp_path: Path) -> None:
@@ -200,19 +242,70 @@ def test_arms_that_do_not_match_are_refused(tmp_path: Path) -> None:
             run(tmp_path / name, both_arms(rl=rows))
 
 
-def test_other_settings_or_code_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    settings = SETTINGS | {"prompt": {"format": "boxed"}}
-    with pytest.raises(UserError, match="different 'prompt' settings"):
-        run(tmp_path / "a", both_arms(), rl={"config": settings})
-    with pytest.raises(UserError, match="different versions of the code"):
-        run(tmp_path / "b", both_arms(), rl={"code_version": "0ther"})
+def test_other_conditions_are_refused_in_one_line(tmp_path: Path) -> None:
+    def config(section: str, **changes: Any) -> dict[str, Any]:
+        return {"config": SETTINGS | {section: SETTINGS[section] | changes}}
+
+    cases: dict[str, tuple[dict[str, Any], str]] = {
+        "prompt": (
+            config("prompt", format="boxed"),
+            r"different prompt formats \(tags and boxed\)",
+        ),
+        "text": ({"fingerprints": {"prompt": "bb"}}, "different texts of the prompt format"),
+        "limit": (config("sampler", max_completion_tokens=32), r"token limits \(64 and 32\)"),
+        "engine": (config("sampler", engine="transformers"), "different engines"),
+        "thinking": (config("model", enable_thinking=True), "different settings of thinking"),
+        "samples": (config("evaluate", samples=4), r"numbers of samples \(0 and 4\)"),
+        "verifier": ({"summary": {"verifier": "2-bb"}}, r"verifiers \(2-aa and 2-bb\)"),
+        "code": ({"code_version": "0ther"}, "different versions of the code"),
+    }
+    for name, (fields, message) in cases.items():
+        (tmp_path / name).mkdir()
+        with pytest.raises(UserError, match=message) as refused:
+            run(tmp_path / name, both_arms(), rl=fields)
+        assert "\n" not in str(refused.value)
+    # what can't change an answer is no reason
+    (tmp_path / "fine").mkdir()
+    run(tmp_path / "fine", both_arms(), rl=config("sampler", max_num_seqs=99))
+
+
+def test_a_question_without_a_band_and_a_band_without_a_question(tmp_path: Path) -> None:
+    rows = [question(name, role="test", band="" if name == "q3" else "easy") for name in MARKS]
+    with pytest.raises(UserError, match="1 test questions have an empty band, the first is q3"):
+        run(tmp_path, both_arms(), rows)
+    parts = list(slices(["a", "a", "b"], ["1", "2", "1"]))
+    assert [(part.benchmark, part.band) for part in parts] == [
+        ("a", "all"), ("a", "1"), ("a", "2"), ("b", "all"),
+    ]  # fmt: skip
+    assert named_slice(parts, "a", "2").rows_q.tolist() == [False, True, False]
+    with pytest.raises(UserError, match="band '9' of a holds no question: its bands are all, 1, 2"):
+        named_slice(parts, "a", "9")
+    with pytest.raises(UserError, match="no question belongs to benchmark 'c': there are a, b"):
+        named_slice(parts, "c", "all")
+
+
+def test_votes_are_counted_by_answer() -> None:
+    found = ballots(["4", "7", "7.0", None, " 7", "x+1", "X + 1"], [True] + [False] * 6)
+    assert found == [0, 1, 1, -1, 1, 2, 2]
+    assert [canonical(text) for text in ("1,000", "2/4", "0.50", "1/0", "1e999999999")] == [
+        "1000", "1/2", "1/2", "1/0", "1e999999999",
+    ]  # fmt: skip
+
+
+def test_bands_are_adjusted_together_and_benchmarks_are_not() -> None:
+    rows: list[dict[str, Any]] = [
+        {"benchmark": "a", "band": band, "p_value": p, "p_adjusted": p}
+        for band, p in (("all", 0.04), ("1", 0.01), ("2", 0.04), ("3", 0.03))
+    ] + [{"benchmark": "b", "band": "1", "p_value": 0.02, "p_adjusted": 0.02}]
+    adjust(rows)
+    assert [row["p_adjusted"] for row in rows] == pytest.approx([0.04, 0.03, 0.06, 0.06, 0.02])
 
 
 def make_arm(name: str, strict_q: np.ndarray, lenient_q: np.ndarray) -> Arm:
     zeros = np.zeros((len(strict_q), 1), dtype=int)
-    found = Answers(strict_q[:, None], lenient_q[:, None], zeros > 0, zeros.astype(str), zeros)
+    found = Answers(
+        strict_q[:, None], lenient_q[:, None], zeros > 0, zeros.astype(str), zeros, zeros
+    )
     return Arm(name, {"greedy": found})
 
 
@@ -250,3 +343,63 @@ def test_format_gain_is_the_strict_gain_that_the_lenient_score_lacks() -> None:
 
 def test_points_are_signed_and_never_minus_zero() -> None:
     assert [points(value) for value in (0.0123, -0.05, -0.0001)] == ["+1.2", "−5.0", "+0.0"]
+
+
+def moved(benchmark: str, gained: int, lost: int, n: int, **fields: Any) -> dict[str, Any]:
+    """A row of the comparison table."""
+    low, high = tango(gained, lost, n)
+    p = mcnemar_exact(gained, lost)
+    row = {"benchmark": benchmark, "p_value": p, "p_adjusted": p, "arm_a": "a", "arm_b": "rl"}
+    return row | {"difference": (gained - lost) / n, "ci_low": low, "ci_high": high} | fields
+
+
+def test_a_gain_on_public_questions_alone_is_suspect() -> None:
+    leaked, honest = moved("gsm8k", 200, 60, 1000), moved("gsm8k", 200, 60, 1000)
+    (warning,) = contamination([leaked], [moved("fresh", 20, 22, 400)], 0.95)
+    assert warning.startswith("gsm8k gains +14.0 points of lenient accuracy, fresh questions")
+    assert "(fresh) −0.5: +14.5 apart" in warning
+    assert not contamination([honest], [moved("fresh", 60, 20, 400)], 0.95)  # both gain
+    assert not contamination([moved("gsm8k", 60, 60, 1000)], [moved("fresh", 20, 22, 400)], 0.95)
+    # no gain on 12 fresh questions says nothing: the gains' difference is inside the noise
+    assert not contamination([leaked], [moved("fresh", 1, 1, 12)], 0.95)
+
+
+def test_the_price_of_a_point() -> None:
+    row = moved("gsm8k", 70, 30, 400)
+    assert price_note(row, Price("warmstart", 7200.0), 0.95) == (
+        "RL took 2 device-hours beyond the warm start for +10.0 points: 0.2 device-hours per point"
+    )
+    assert price_note(moved("gsm8k", 30, 31, 400), Price("baseline", 90.0), 0.95) == (
+        "RL took 90 device-seconds beyond the starting model and gained nothing that stands out "
+        "from the noise"
+    )
+    assert [device_time(seconds) for seconds in (12.345, 5400.0)] == [
+        "12.3 device-seconds", "1.5 device-hours",
+    ]  # fmt: skip
+
+
+def test_the_price_counts_what_only_the_later_arm_needed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+
+    def made(stage: str, key: str, seconds: float, *parents: Artifact) -> Artifact:
+        fields = {"key": key, "device_seconds": seconds}
+        names = {f"{p.manifest.stage}": p.as_parent() for p in parents}
+        written = artifact(tmp_path / ".x", stage, {}, parents=names, **fields).manifest
+        with store.build(stage, key) as build:
+            (build.out_dir / "content").write_text(key)
+            return store.commit(build, written)
+
+    model = made("model", "m", 1.0)
+    presample = made("presample", "p", 20.0, model)
+    warm = made("warmstart_sft", "w", 9.0, model, presample)
+    grpo = made("grpo", "g", 70.0, warm, presample)
+
+    def evaluated(of: Artifact) -> Artifact:
+        parents = {"model": of.as_parent()}
+        return artifact(tmp_path / ".e", "evaluate", {}, parents=parents, device_seconds=500.0)
+
+    assert device_seconds_between(store, evaluated(warm), evaluated(grpo)) == 70.0
+    assert device_seconds_between(store, evaluated(model), evaluated(grpo)) == 99.0
+    assert device_seconds_between(store, evaluated(grpo), evaluated(model)) == 0.0
+    (store.folder("presample", "p") / "manifest.json").unlink()
+    assert device_seconds_between(store, evaluated(model), evaluated(grpo)) is None
