@@ -80,6 +80,7 @@ class RolloutTrainer(GRPOTrainer):
         self.surprise = Surprise()
         self.sampled_at = -1
         self._step_start = 0.0
+        self._guard_seconds = 0.0
         super().__init__(**kwargs)
         oversight.begin(self)
 
@@ -148,13 +149,15 @@ class RolloutTrainer(GRPOTrainer):
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.state.global_step == 0:
             self._check_prompt_tokens(inputs, scored)
-        figures = self._over_processes(sampling_figures(scored))
-        for name, value in figures.items():
-            self._add(name, value)
         rank = self.accelerator.process_index
         rows = self._rows(scored["advantages"].tolist())
         self.records.write_rollouts(self.state.global_step + 1, rank, rows)
+        start = time.perf_counter()
+        figures = self._over_processes(sampling_figures(scored))
+        for name, value in figures.items():
+            self._add(name, value)
         self.oversight.check_batch(self, scored, figures)
+        self._guard_seconds = time.perf_counter() - start
         return scored
 
     def _over_processes(self, figures: dict[str, float]) -> dict[str, float]:
@@ -228,8 +231,11 @@ class RolloutTrainer(GRPOTrainer):
             self._step_start = time.perf_counter()
         loss = super().training_step(*args, **kwargs)
         if self._step % count == 0:
+            start = time.perf_counter()
             surprise = self._take_surprise()
             self.oversight.check_step(self, surprise)
+            self._add("guard_seconds", self._guard_seconds + time.perf_counter() - start)
+            self._guard_seconds = 0.0
         return loss
 
     def _take_surprise(self) -> tuple[float, float] | None:
