@@ -8,9 +8,9 @@ needs no wrapping (`flows.run`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from rich.markup import escape
 
@@ -23,6 +23,7 @@ from ratchet.store.lock import hold
 from ratchet.store.runs import (
     NodeState,
     RunStatus,
+    carrying_out,
     load_run,
     log_file,
     now,
@@ -38,6 +39,24 @@ EXIT_CODES = {
     WorkerState.STOPPED: 130,
 }
 Slot = Callable[[], AbstractContextManager[None]]
+STOPPED = "stopped; the same command continues here"
+ENDED = "ended from outside (SIGTERM); the same command continues here"
+
+
+class Shown(Protocol):
+    """Where a run shows itself: the terminal, or a file that a terminal elsewhere follows."""
+
+    def line(self, text: str) -> None:
+        """A line of its own."""
+
+    def begin(self, name: str) -> None:
+        """A stage starts."""
+
+    def update(self, event: Event) -> None:
+        """An event of the running stage."""
+
+    def end(self, state: str, key: str, detail: str) -> None:
+        """The running stage ended as `state`; `detail` says more."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +94,7 @@ class Conductor:
         self,
         store: Store,
         run_id: str,
-        display: Display | None = None,
+        display: Shown | None = None,
         stop: StopRequest | None = None,
     ) -> None:
         self.store = store
@@ -94,6 +113,9 @@ class Conductor:
         self.needed = self.plan.needed(self.record.targets, self.config)
         self.display = display or Display([planned.node.name for planned in self.needed])
         self.stop = stop or StopRequest()
+        self.ended_from_outside = False
+        """Whether a stop is nobody's wish: the process was told to end."""
+        self._carrying = ExitStack()
         self.outcomes: dict[str, NodeOutcome] = {}
         self._checked: dict[str, Artifact] = {}
 
@@ -114,8 +136,24 @@ class Conductor:
         return self.store.find(planned.node.stage, planned.key)
 
     def begin(self, prefect_flow_run_id: str | None = None) -> None:
-        """The run starts."""
-        self._update(status=RunStatus.RUNNING, prefect_flow_run_id=prefect_flow_run_id)
+        """The run starts; nobody else carries it out until it has finished."""
+        self._carrying.enter_context(
+            carrying_out(
+                self.store,
+                self.record.run_id,
+                lambda who: self.display.line(f"this run is being carried out: {who}"),
+            )
+        )
+        for planned in self.needed:  # what an earlier attempt left
+            self.record = self.record.with_node(
+                planned.node.name, state=NodeState.PENDING, seconds=None, message=""
+            )
+        self._update(
+            status=RunStatus.RUNNING,
+            message="",
+            finished_at=None,
+            prefect_flow_run_id=prefect_flow_run_id,
+        )
 
     def bring_about(
         self,
@@ -151,11 +189,34 @@ class Conductor:
                 worker = run_supervised(self._job(planned, prefect or {}), on_event, self.stop)
         return self._note(planned, worker)
 
+    def found(self, planned: PlannedNode) -> NodeOutcome | None:
+        """The node's outcome if its artifact is there to be reused; runs nothing."""
+        name = planned.node.name
+        artifact = None if name in self.record.force else self._sound(planned, self.display.line)
+        if artifact is None:
+            return None
+        self.display.begin(name)
+        return self._note(
+            planned, WorkerOutcome(WorkerState.REUSED, summary=artifact.manifest.summary)
+        )
+
+    def broken_off(self, planned: PlannedNode) -> NodeOutcome:
+        """The node's outcome when the process was told to end in the middle of it."""
+        self.stop()
+        return self._note(planned, WorkerOutcome(WorkerState.STOPPED))
+
     def finish(self, error: BaseException | None = None) -> int:
         """The run ended; the exit code. Prints the verdict, or what stopped it."""
+        with self._carrying:
+            return self._finish(error)
+
+    def _finish(self, error: BaseException | None) -> int:
         failed = next((one for one in self.outcomes.values() if not one.ok), None)
         if error is not None:
-            status = RunStatus.FAILED if isinstance(error, Exception) else RunStatus.CANCELLED
+            if isinstance(error, Exception):
+                status = RunStatus.FAILED
+            else:
+                status = RunStatus.DIED if self.ended_from_outside else RunStatus.CANCELLED
             message = str(error) or f"interrupted: {type(error).__name__}"
             for name, node in self.record.nodes.items():
                 if node.state is NodeState.RUNNING:
@@ -167,10 +228,19 @@ class Conductor:
             self._close(RunStatus.COMPLETED, verdict)
             self._tell_result(verdict)
             return 0
-        stopped = failed.worker_state is WorkerState.STOPPED
-        status = RunStatus.CANCELLED if stopped else RunStatus.FAILED
+        if failed.worker_state is not WorkerState.STOPPED:
+            status = RunStatus.FAILED
+        elif self.ended_from_outside:
+            status = RunStatus.DIED
+        else:
+            status = RunStatus.CANCELLED
         self._close(status, failed.message)
         return EXIT_CODES[failed.worker_state]
+
+    def close_if_planned(self, error: BaseException) -> None:
+        """Close the record after `error` if nobody has begun to carry the run out."""
+        if load_run(self.store, self.record.run_id).status is RunStatus.PLANNED:
+            self.finish(error)
 
     def verdict(self) -> str:
         """The comparison's verdict in words; empty when the run didn't go that far."""
@@ -240,7 +310,7 @@ class Conductor:
         }.get(worker.state, NodeState.FAILED)
         message = worker.message
         if worker.state is WorkerState.STOPPED:
-            message = "stopped; the same command continues here"
+            message = ENDED if self.ended_from_outside else STOPPED
         outcome = NodeOutcome(
             planned.node.name,
             planned.node.stage,

@@ -8,6 +8,10 @@ and starting a server costs 6 s on two idle cores and up to 25 s on busy ones, t
 stage was executed; checking the store costs a fraction of a second. Such a run is in the run
 records (`ratchet runs`) like any other, but not in Prefect. With a server running
 (`ratchet ui`) every run goes through Prefect.
+
+**Where `ratchet ui` serves deployments for the same store, the run is handed over to them** and
+followed here (`flows.follow`): it can then be cancelled and retried in the UI, and doesn't end with
+this terminal. `--here` keeps it in this process, with this terminal's environment.
 """
 
 from __future__ import annotations
@@ -20,19 +24,22 @@ from pathlib import Path
 
 from flows import server, settings
 from flows.conductor import Conductor
+from flows.follow import EXIT_INTERRUPTED, find_serving, hand_over
 from ratchet.errors import EXIT_USER_ERROR, UserError
 from ratchet.store.runs import run_folder
 from ratchet.store.store import Store
-
-EXIT_INTERRUPTED = 130
 
 
 def run_bare(conductor: Conductor) -> int:
     """Bring the run's nodes about without Prefect; the exit code."""
     conductor.begin()
-    for planned in conductor.needed:
-        if not conductor.bring_about(planned).ok:
-            break
+    try:
+        for planned in conductor.needed:
+            if not conductor.bring_about(planned).ok:
+                break
+    except BaseException as error:
+        conductor.finish(error)
+        raise
     return conductor.finish()
 
 
@@ -69,15 +76,20 @@ def run_with_prefect(conductor: Conductor, api_url: str | None) -> int:
     return codes.get(state.type, 1)
 
 
-def run(conductor: Conductor) -> int:
+def run(conductor: Conductor, *, here: bool = False) -> int:
     """Carry out a run in the way that fits; the exit code."""
     try:
         api_url = server.find_server()
         if api_url is None and conductor.everything_is_there():
             return run_bare(conductor)
+        if api_url is not None and not here:
+            serving = find_serving(conductor, api_url)
+            code = None if serving is None else hand_over(conductor, api_url, serving)
+            if code is not None:
+                return code
         return run_with_prefect(conductor, api_url)
     except BaseException as error:
-        conductor.finish(error)
+        conductor.close_if_planned(error)
         raise
 
 
@@ -86,11 +98,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m flows.run", description=__doc__)
     parser.add_argument("--store", type=Path, required=True, help="folder of the store")
     parser.add_argument("--run", required=True, help="id of a recorded run")
+    parser.add_argument("--here", action="store_true", help="run it in this process")
     options = parser.parse_args(arguments)
     try:
         settings.apply()
         conductor = Conductor(Store(options.store.absolute()), options.run)
-        return run(conductor)
+        return run(conductor, here=options.here)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR

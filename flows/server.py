@@ -58,21 +58,34 @@ def is_healthy(api_url: str, timeout_seconds: float = 2.0) -> bool:
         return False
 
 
-def server_version(api_url: str) -> str:
-    """Version of Prefect that the server at `api_url` runs."""
-    return str(_read(f"{api_url}/admin/version"))
-
-
-def _read(url: str, timeout_seconds: float = 10.0) -> Any:
-    """What the server answers, as JSON."""
+def read(url: str, timeout_seconds: float = 10.0) -> Any:
+    """What the server answers, as JSON; OSError (urllib's included) when it doesn't."""
     with _direct.open(url, timeout=timeout_seconds) as answer:
         return json.load(answer)
+
+
+def post(url: str, body: dict[str, Any], timeout_seconds: float = 30.0) -> Any:
+    """What the server answers to `body`, as JSON; OSError (urllib's included) when it doesn't."""
+    headers = {"Content-Type": "application/json"}
+    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
+    with _direct.open(request, timeout=timeout_seconds) as answer:
+        return json.load(answer)
+
+
+def server_version(api_url: str) -> str | None:
+    """Version of Prefect that the server at `api_url` runs; None when it doesn't tell us."""
+    try:
+        return str(read(f"{api_url}/admin/version"))
+    except urllib.error.HTTPError:
+        return None
 
 
 def _check_version(api_url: str) -> None:
     """UserError when the server's version can't work with the Prefect installed here: another
     major version, or an older one than ours."""
     theirs, ours = server_version(api_url), version("prefect")
+    if theirs is None:
+        return
     if _numbers(theirs)[0] != _numbers(ours)[0] or _numbers(theirs) < _numbers(ours):
         raise UserError(
             f"the Prefect server at {api_url} has version {theirs}, Ratchet's Prefect is {ours}: "
@@ -89,11 +102,9 @@ def served_deployment(api_url: str, name: str) -> dict[str, Any] | None:
     """The deployment called `name` ('flow/deployment') if somebody has asked for its runs within
     the last `ALIVE_SECONDS`."""
     try:
-        found = _read(f"{api_url}/deployments/name/{urllib.parse.quote(name)}")
-    except urllib.error.HTTPError as error:
-        if error.code == 404:
-            return None
-        raise
+        found = read(f"{api_url}/deployments/name/{urllib.parse.quote(name)}")
+    except urllib.error.HTTPError:  # there is none, or the server wants credentials
+        return None
     polled = found.get("last_polled")
     if polled is None:
         return None

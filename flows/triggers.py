@@ -13,17 +13,14 @@ import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
-from uuid import UUID
 
 from prefect import Flow, flow
-from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from flows import forms
 from flows.full import conduct
-from flows.publish import tolerant
 from ratchet.cli_plan import prepare, prepare_stage
 from ratchet.dag import STAGES
 from ratchet.errors import UserError
@@ -39,12 +36,6 @@ def _own_record(store: Path) -> RunRecord | None:
     return next(found, None)
 
 
-def _name_this_run(name: str) -> None:
-    """Call the present flow run as its record is called."""
-    with tolerant("name"), get_client(sync_client=True) as client:
-        client.update_flow_run(UUID(flow_run.id), name=name)
-
-
 def _carry_out(store: str, prepare_run: Callable[[], RunRecord]) -> State[Any]:
     """Write the run record, or find it again, and carry it out."""
     folder = Path(store).absolute()
@@ -54,7 +45,6 @@ def _carry_out(store: str, prepare_run: Callable[[], RunRecord]) -> State[Any]:
             record = prepare_run()
         except UserError as error:
             return Failed(message=str(error))
-    _name_this_run(record.run_id)
     return conduct(str(folder), record.run_id)
 
 

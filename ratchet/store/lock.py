@@ -89,6 +89,21 @@ def _take_over(path: Path) -> None:
         os.close(guard)
 
 
+def is_held(path: Path) -> bool:
+    """Whether somebody alive holds the lock at `path`."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return not _owner_is_gone(path)
+    finally:
+        os.close(descriptor)
+    return False
+
+
 @contextmanager
 def hold(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock at `path`; `on_wait` is told once who holds it, should somebody do."""

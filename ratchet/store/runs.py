@@ -2,11 +2,17 @@
 
 A run is a folder `runs/<run_id>/` in the store with its resolved configuration, the state of each
 node and a log per node. Records describe; the artifacts' manifests decide what exists.
+
+Who carries a run out holds its lock (`carrying_out`), which goes with the process. A record that
+says `running` while nobody holds the lock is read as `died`: a process that is killed can't write
+how it ended.
 """
 
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +21,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from ratchet.errors import UserError
+from ratchet.store.lock import hold, is_held
 from ratchet.store.store import RUNS, Store, write_durably
 
 RECORD = "run.json"
@@ -39,6 +46,7 @@ class RunStatus(StrEnum):
     COMPLETED = "completed"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    DIED = "died"
 
 
 class NodeRecord(BaseModel):
@@ -123,10 +131,39 @@ def create_run(store: Store, record: RunRecord) -> None:
     update_run(store, record)
 
 
+def _lock_file(store: Store, run_id: str) -> Path:
+    return run_folder(store, run_id) / "run.lock"
+
+
+def carrying_out(
+    store: Store, run_id: str, on_wait: Callable[[str], None]
+) -> AbstractContextManager[None]:
+    """Hold the run's lock while carrying it out; `on_wait` is told who does so meanwhile."""
+    return hold(_lock_file(store, run_id), on_wait)
+
+
+def is_carried_out(store: Store, run_id: str) -> bool:
+    """Whether a living process carries the run out."""
+    return is_held(_lock_file(store, run_id))
+
+
+def _as_it_is(store: Store, record: RunRecord) -> RunRecord:
+    """The record, corrected where its process died before it could write."""
+    if record.status is not RunStatus.RUNNING or is_carried_out(store, record.run_id):
+        return record
+    where = ""
+    for name, node in record.nodes.items():
+        if node.state is NodeState.RUNNING:
+            record = record.with_node(name, state=NodeState.FAILED, message="its process died")
+            where = f" in '{name}'"
+    message = f"its process died{where}; the same command continues there"
+    return record.model_copy(update={"status": RunStatus.DIED, "message": message})
+
+
 def all_runs(store: Store) -> list[RunRecord]:
     """Every run in the store, newest first."""
     records = [
-        RunRecord.model_validate_json(path.read_text(encoding="utf-8"))
+        _as_it_is(store, RunRecord.model_validate_json(path.read_text(encoding="utf-8")))
         for path in (store.root / RUNS).glob(f"*/{RECORD}")
     ]
     return sorted(records, key=lambda record: record.created_at, reverse=True)
