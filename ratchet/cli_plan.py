@@ -66,6 +66,12 @@ def _check_model(config: RunConfig) -> None:
     from ratchet.model_check import check_model, context_limit
 
     check_model(config.model)
+    for arm in config.evaluate.arms:
+        other = {"path": arm.path, "revision": arm.revision}
+        try:
+            check_model(config.model.model_copy(update=other))
+        except UserError as error:
+            raise UserError(f"evaluate.arms '{arm.name}': {error}") from None
     limit = context_limit(config.model)
     prompt, completion = config.questions.max_prompt_tokens, config.sampler.max_completion_tokens
     if limit is not None and prompt + completion > limit:

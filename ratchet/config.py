@@ -14,6 +14,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from ratchet.config_base import Section
+from ratchet.config_evaluate import ArmConfig, Control, EvaluateConfig
 from ratchet.config_training import (
     GrpoConfig,
     GuardConfig,
@@ -24,7 +25,9 @@ from ratchet.config_training import (
 )
 
 __all__ = [
+    "ArmConfig",
     "BenchmarkConfig",
+    "Control",
     "Dtype",
     "EvaluateConfig",
     "FilterConfig",
@@ -227,19 +230,6 @@ class RewardsConfig(Section):
     defaults when empty."""
 
 
-class EvaluateConfig(Section):
-    """The final comparison."""
-
-    samples: int = Field(default=0, ge=0)
-    """Completions per question at `temperature`, beside the greedy one; 0 = greedy only."""
-    temperature: float = Field(default=1.0, gt=0)
-    """Temperature of the sampled completions."""
-    shard_questions: int = Field(default=256, ge=1)
-    """Questions per shard."""
-    confidence: float = Field(default=0.95, gt=0.5, lt=1)
-    """Level of all intervals."""
-
-
 class WandbConfig(Section):
     """Weights & Biases logging; one group per run, one job type per stage."""
 
@@ -316,6 +306,13 @@ def check_consistency(config: RunConfig) -> None:
             raise ValueError(
                 f"{name}.micro_batch_size={part.micro_batch_size} must divide {name}.batch_size="
                 f"{part.batch_size}"
+            )
+    labels = [source.label for source in config.questions.test]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ValueError(
+                f"two sources of questions.test are called '{label}': give one another name, each "
+                "is a benchmark of its own"
             )
     if grpo.sync == "adapter" and not grpo.lora.enabled:
         raise ValueError("grpo.sync = 'adapter' needs grpo.lora.enabled = true")

@@ -232,6 +232,13 @@ def _resolve_paths(config: RunConfig, data: Path | None) -> RunConfig:
     if Path(config.model.path).is_dir() and config.model.path not in PACKAGED:
         path = str(Path(config.model.path).resolve())
         updates["model"] = config.model.model_copy(update={"path": path})
+    arms = [
+        arm.model_copy(update={"path": str(Path(arm.path).resolve())})
+        if Path(arm.path).is_dir() and arm.path not in PACKAGED
+        else arm
+        for arm in config.evaluate.arms
+    ]
+    updates["evaluate"] = config.evaluate.model_copy(update={"arms": tuple(arms)})
     teacher = config.opd.teacher
     if teacher is not None and Path(teacher).is_dir():
         updates["opd"] = config.opd.model_copy(update={"teacher": str(Path(teacher).resolve())})

@@ -8,9 +8,12 @@ order in which each comes after its inputs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from ratchet.config import RunConfig
+from ratchet.config_base import Section
+from ratchet.controls import control_rewards
 from ratchet.errors import UserError
 
 
@@ -98,6 +101,12 @@ class Node:
     """Key into `STAGES`."""
     inputs: dict[str, str]
     """Role that the stage's code knows an input by → name of the node that makes it."""
+    settings: Mapping[str, Section] = field(default_factory=dict)
+    """Sections in which this node differs from the run."""
+
+    def config(self, config: RunConfig) -> RunConfig:
+        """The run's configuration as this node sees it."""
+        return config.model_copy(update=dict(self.settings))
 
 
 def nodes(config: RunConfig) -> list[Node]:
@@ -129,17 +138,33 @@ def nodes(config: RunConfig) -> list[Node]:
     found += warm + selection if resample else selection + warm
 
     policy = "warmstart" if warm else "model"
-    found.append(
-        Node("grpo", "grpo", {"model": policy, "questions": "questions", "selection": "filter"})
-    )
+    rl = Node("grpo", "grpo", {"model": policy, "questions": "questions", "selection": "filter"})
+    found.append(rl)
     arms = {"baseline": "model"} | ({"warmstart": "warmstart"} if warm else {}) | {"rl": "grpo"}
+    others = further_arms(config, rl)
+    found += others.values()
+    arms |= {arm: node.name for arm, node in others.items()}
     for arm, model in arms.items():
-        found.append(
-            Node(f"evaluate.{arm}", "evaluate", {"model": model, "questions": "questions"})
-        )
+        inputs = {"model": model, "questions": "questions"}
+        settings: dict[str, Section] = {"evaluate": config.evaluate.alone}
+        if arm in others and "model" in others[arm].settings:
+            settings["model"] = others[arm].settings["model"]
+        found.append(Node(f"evaluate.{arm}", "evaluate", inputs, settings))
     evaluated = {arm: f"evaluate.{arm}" for arm in arms}
     found.append(Node("compare", "compare", {"questions": "questions"} | evaluated))
     found.append(Node("report", "report", {node.name: node.name for node in found}))
+    return found
+
+
+def further_arms(config: RunConfig, rl: Node) -> dict[str, Node]:
+    """By arm, the nodes that make the models of controls and find those of `evaluate.arms`."""
+    found = {}
+    for control in config.evaluate.controls:
+        rewards = control_rewards(control, config.rewards, config.prompt.format)
+        found[control.value] = Node(f"{rl.name}.{control}", "grpo", rl.inputs, {"rewards": rewards})
+    for arm in config.evaluate.arms:
+        model = config.model.model_copy(update={"path": arm.path, "revision": arm.revision})
+        found[arm.name] = Node(f"model.{arm.name}", "model", {}, {"model": model})
     return found
 
 

@@ -155,9 +155,10 @@ def make_plan(
     planned_nodes: list[PlannedNode] = []
     for node in nodes(config):
         stage = STAGES[node.stage]
-        whole = config.model_dump(mode="json", include=set(stage.sections))
+        own = node.config(config)
+        whole = own.model_dump(mode="json", include=set(stage.sections))
         sections = {name: whole[name] for name in stage.sections}
-        prints = _fingerprints(node, config)
+        prints = _fingerprints(node, own)
         code = code_version(stage.module)
         inputs = {role: keys[name] for role, name in node.inputs.items()}
         keyed = {name: value for name, value in sections.items() if name not in stage.unkeyed}
