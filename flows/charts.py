@@ -93,7 +93,10 @@ def _drawn(stage: str, artifacts: tuple[tuple[str, Path, str], ...]) -> tuple[st
         manifest = read_manifest(folder)
         assert manifest is not None
         inputs[node] = Artifact(folder, manifest)
-    return tuple(line for chart in charts(stage, inputs) for line in in_markdown(chart))
+    try:
+        return tuple(line for chart in charts(stage, inputs) for line in in_markdown(chart))
+    except Exception as error:  # an artifact of older code may lack a figure; its page has others
+        return (f"*The plots can't be drawn: {type(error).__name__}: {error}*", "")
 
 
 def drawn(stage: str, inputs: Mapping[str, Artifact]) -> list[str]:

@@ -58,7 +58,6 @@ def _do(conductor: Conductor, planned: PlannedNode, pages: RunPages) -> NodeOutc
     logger = get_run_logger()
 
     def listen(event: Event) -> None:
-        pages.stage_runs(planned)
         if event["event"] == "progress":
             progress.update(event)
         else:

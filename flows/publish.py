@@ -151,7 +151,6 @@ class RunPages:
         self._conductor = conductor
         self._flow_runs = FlowRuns()
         self._id: UUID | None = None
-        self._begun: set[str] = set()
         self.tags = run_tags(conductor)
 
     def begin(self) -> None:
@@ -171,7 +170,7 @@ class RunPages:
             made = create_markdown_artifact(
                 run_page(self._conductor, self._flow_runs),
                 key=artifact_name(f"{self._conductor.record.name}-run"),
-                description=summary_line(self._conductor),
+                description=summary_line(self._conductor, self._flow_runs),
             )
             assert isinstance(made, UUID)
             self._id = made
@@ -182,17 +181,13 @@ class RunPages:
             return
         with tolerant("run page"), get_client(sync_client=True) as client:
             page = run_page(self._conductor, self._flow_runs)
-            words = summary_line(self._conductor)
+            words = summary_line(self._conductor, self._flow_runs)
             client.update_artifact(self._id, ArtifactUpdate(data=page, description=words))
 
     def stage_begins(self, planned: PlannedNode) -> None:
         """A stage's flow run has begun; call inside it."""
         self._flow_runs.here[planned.node.name] = str(flow_run.id)
-
-    def stage_runs(self, planned: PlannedNode) -> None:
-        """The stage told something, so it isn't reused."""
-        if planned.node.name not in self._begun:
-            self._begun.add(planned.node.name)
+        if planned.state == "run":
             self.update()
 
     def stage_ended(self, planned: PlannedNode, outcome: NodeOutcome) -> None:

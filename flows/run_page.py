@@ -7,6 +7,8 @@ to date as stages end.
 
 from __future__ import annotations
 
+from typing import Any
+
 from flows.conductor import Conductor
 from flows.headlines import headline, label
 from flows.markdown import cell, linked, run_address, table, whole
@@ -64,27 +66,26 @@ def _lines_into(planned: PlannedNode) -> list[str]:
     return [name for name in inputs if name != "questions"] if others else inputs
 
 
-def _state(conductor: Conductor, name: str) -> NodeState:
+def _state(conductor: Conductor, flow_runs: FlowRuns, name: str) -> NodeState:
     outcome = conductor.outcomes.get(name)
     if outcome is not None:
         return outcome.state
-    running = conductor.record.nodes[name].state is NodeState.RUNNING
-    return NodeState.RUNNING if running else NodeState.PENDING
+    return NodeState.RUNNING if name in flow_runs.here else NodeState.PENDING
 
 
-def summary_line(conductor: Conductor) -> str:
+def summary_line(conductor: Conductor, flow_runs: FlowRuns) -> str:
     """The verdict, or where the run is, in one line of plain text."""
     if verdict := conductor.verdict():
         return verdict.partition("; ")[0].partition(" | ")[0]
     names = [planned.node.name for planned in conductor.needed]
     there = sum(outcome.ok for outcome in conductor.outcomes.values())
     count = f"{there} of {len(names)} stages are there"
-    failed = [name for name in names if _state(conductor, name) is NodeState.FAILED]
-    running = [name for name in names if _state(conductor, name) is NodeState.RUNNING]
-    if failed:
-        return f"{failed[0]} failed; {count}"
-    if running:
-        return f"{running[0]} is running; {count}"
+    for name in names:
+        state = _state(conductor, flow_runs, name)
+        if state is NodeState.FAILED:
+            return f"{name} failed; {count}"
+        if state is NodeState.RUNNING:
+            return f"{name} is running; {count}"
     return count
 
 
@@ -103,7 +104,7 @@ def _mermaid(conductor: Conductor, flow_runs: FlowRuns) -> list[str]:
     for planned in conductor.needed:
         name, stage = planned.node.name, planned.node.stage
         artifact = conductor.artifact(name)
-        state = _state(conductor, name)
+        state = _state(conductor, flow_runs, name)
         shown = [f"<b>{_text(name)}</b>"]
         if artifact is not None and state in (NodeState.DONE, NodeState.REUSED):
             shown.append(_text(label(stage, artifact.manifest.summary)))
@@ -118,7 +119,7 @@ def _mermaid(conductor: Conductor, flow_runs: FlowRuns) -> list[str]:
 def _row(conductor: Conductor, planned: PlannedNode, flow_runs: FlowRuns) -> tuple[str, ...]:
     name = planned.node.name
     artifact = conductor.artifact(name)
-    state = _state(conductor, name)
+    state = _state(conductor, flow_runs, name)
     link = flow_runs.of(name, artifact)
     inputs = list(planned.node.inputs.values())
     source = "everything" if len(inputs) > 5 else ", ".join(inputs)
@@ -169,24 +170,22 @@ def _comparison(conductor: Conductor) -> list[str]:
     return ["## Comparison", "", *drawn, words, ""]
 
 
-def _verdict(verdict: str) -> list[str]:
-    """The verdict as a list: a benchmark each, what else is said of it below."""
-    lines = []
-    for benchmark in verdict.split(" | "):
-        first, *notes = benchmark.split("; ")
-        lines += [f"- **{first}**", *(f"  - {note}" for note in notes)]
-    return lines
+def _verdict(summary: dict[str, Any]) -> list[str]:
+    """The comparison's verdict as a list: a benchmark each, what else is said of it below."""
+    lines = ["**Verdict**", ""]
+    for item in summary["verdicts"]:
+        lines += [f"- **{item['sentence']}**", *(f"  - {note}" for note in item["notes"])]
+    return [*lines, ""]
 
 
 def run_page(conductor: Conductor, flow_runs: FlowRuns) -> str:
     """The run's page: the verdict or where the run is, the lineage, the comparison."""
     record = conductor.record
-    verdict = conductor.verdict()
     lines = [f"# {record.name}: {what_it_does(conductor.config)}", ""]
-    if verdict:
-        lines += ["**Verdict**", "", *_verdict(verdict), ""]
+    if conductor.verdict():
+        lines += _verdict(conductor.outcomes["compare"].summary)
     else:
-        lines += [f"{summary_line(conductor)}.", ""]
+        lines += [f"{summary_line(conductor, flow_runs)}.", ""]
     failed = [outcome for outcome in conductor.outcomes.values() if not outcome.ok]
     lines += [f"**{outcome.name} failed**: {outcome.message}\n" for outcome in failed]
     lines += _stale(conductor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
@@ -153,9 +154,11 @@ def _show_artifact(artifact: Artifact, as_json: bool) -> None:
     if manifest.markdown:
         console.print(Markdown(manifest.markdown))
     table = Table(box=None, pad_edge=False, show_header=False)
-    for name, value in manifest.summary.items():
-        table.add_row(name, _cell(value))
-    console.print(table)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for row in _figures(manifest.summary):
+        table.add_row(*row)
+    console.print(table, highlight=False)
     for name, file in manifest.files.items():
         rows = manifest.rows.get(Path(name).stem) if name.endswith(".parquet") else None
         note = f", {rows:,} rows" if rows is not None else ""
@@ -164,11 +167,34 @@ def _show_artifact(artifact: Artifact, as_json: bool) -> None:
         )
 
 
-def _cell(value: Any) -> str:
-    """A figure for people: four significant digits, nested values as JSON."""
+def _figures(summary: dict[str, Any], indent: str = "") -> Iterator[tuple[str, str]]:
+    """(name, value) of nested figures for people: what holds only plain figures stands on one
+    line, what holds more is indented below its name, and long lists are only counted."""
+    for name, value in summary.items():
+        label = indent + name
+        if isinstance(value, dict):
+            plain = {key: inner for key, inner in value.items() if not isinstance(inner, dict)}
+            words = " · ".join(f"{key}: {_value(inner)}" for key, inner in plain.items())
+            yield label, words if value else "none"
+            nested = {key: inner for key, inner in value.items() if isinstance(inner, dict)}
+            yield from _figures(nested, indent + "  ")
+        elif isinstance(value, list) and value and isinstance(value[0], str):
+            yield from ((label if line is value[0] else "", line) for line in value)
+        else:
+            yield label, _value(value)
+
+
+def _value(value: Any) -> str:
+    """A figure for people: four significant digits; entries that are more than a figure counted."""
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "none"}[value]
     if isinstance(value, float):
         return f"{value:.4g}"
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+    if isinstance(value, list):
+        if any(isinstance(inner, dict | list) for inner in value):
+            return f"{len(value)} entries, which --json shows"
+        return ", ".join(map(_value, value)) or "none"
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def lineage(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import REPO
-from test_store import make
+from test_store import make, manifest
 from typer.testing import CliRunner
 
 from ratchet.cli import app, main
@@ -115,6 +115,43 @@ def test_show_and_lineage_of_an_artifact(
     drawn = printed("lineage", "bbbb").splitlines()
     assert drawn[0].startswith("filter bbbb")
     assert "score aaaa" in drawn[1]
+
+
+def test_show_writes_nested_figures_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    summary = {
+        "num_questions": 1234,
+        "resumed": False,
+        "formats": {
+            "tags": {"strict": 0.51234, "places": {"boxed": 1.0}},
+            "hash": {"strict": 1 / 3, "places": {}},
+        },
+        "bounds": [0.1, 0.9],
+        "arms": [{"arm": "rl"}, {"arm": "baseline"}],
+        "words": ["First line.", "Second line."],
+    }
+    store = Store(tmp_path)
+    with store.lock("benchmark", "cccc", print), store.build("benchmark", "cccc") as build:
+        made = manifest("benchmark", "cccc", None).model_copy(update={"summary": summary})
+        store.commit(build, made)
+    monkeypatch.setattr(sys, "argv", ["ratchet", "show", "cccc", "--store", str(tmp_path)])
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit):
+        main()
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()[2:]] == [
+        "num_questions  1,234",
+        "resumed        no",
+        "formats",
+        "  tags         strict: 0.5123",
+        "    places     boxed: 1",
+        "  hash         strict: 0.3333",
+        "    places     none",
+        "bounds         0.1, 0.9",
+        "arms           2 entries, which --json shows",
+        "words          First line.",
+        "               Second line.",
+    ]
 
 
 def test_plan_says_what_a_setting_would_change(tmp_path: Path) -> None:
