@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet import cli_browse, cli_plan, cli_verify
+from ratchet import cli_browse, cli_compare, cli_plan, cli_verify
 from ratchet.errors import EXIT_USER_ERROR, UserError
 
 app = typer.Typer(
@@ -27,6 +27,7 @@ app = typer.Typer(
     add_completion=False,
 )
 cli_browse.register(app)
+cli_compare.register(app)
 cli_verify.register(app)
 
 PresetOption = Annotated[

@@ -54,6 +54,7 @@ class Judgement:
     flips: list[Row]
     num_flips: list[Row]
     parts: list[Slice]
+    confidence: float
 
     @property
     def line(self) -> str:
@@ -193,6 +194,7 @@ def judge_arms(
         flips=[row for arm in arms[:-1] for row in list_flips(arm, arms[-1], rows, texts)],
         num_flips=[count_flips(arm, arms[-1]) for arm in arms[:-1]],
         parts=parts,
+        confidence=confidence,
     )
 
 
