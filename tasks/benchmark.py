@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ratchet.answer_places import WORDS, Place, elsewhere
 from ratchet.config import (
     BenchmarkConfig,
     ModelConfig,
@@ -23,7 +24,6 @@ from ratchet.errors import UserError
 from ratchet.prompts import OPENING_TAG, STYLE_OF, prefilled_tag, prompt_text
 from ratchet.stats import wilson
 from ratchet.verifier import Status, Verdict, close_shared_pool, status_rates, verify_batch
-from tasks.answer_places import WORDS, Place, elsewhere
 from tasks.context import StageContext, StageResult
 from tasks.models import load_tokenizer
 from tasks.shards import Sampled, SampleRequest, sample_shards

@@ -26,13 +26,13 @@ from ratchet.config import (
     SamplerConfig,
     WandbConfig,
 )
+from ratchet.step_records import StepRecords
 from tasks.context import StageContext, StageResult
 from tasks.models import load_tokenizer
 from tasks.resume import newest_checkpoint
 from tasks.rl.build import Sections, build_trainer
 from tasks.rl.data import build_prompts, rl_questions
 from tasks.rl.finish import NUM_FIXED_TEXTS, markdown, save_policy, summarise
-from tasks.rl.records import StepRecords
 from tasks.rl.trainer import RolloutTrainer
 from tasks.rl.watch import Watch
 from tasks.wandb_run import wandb_run

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ratchet.answer_places import Place, elsewhere, places
 from ratchet.config import PromptFormat
 from ratchet.verifier import Style
-from tasks.answer_places import Place, elsewhere, places
 from tasks.benchmark import sentences
 
 TAGGED = "<start_working_out>\n1+1=2\n<end_working_out>\n<SOLUTION>2</SOLUTION>"

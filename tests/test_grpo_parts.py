@@ -14,12 +14,12 @@ from tiny_grpo import letters
 from ratchet.config import GrpoConfig, LoraConfig, RewardsConfig
 from ratchet.errors import UserError
 from ratchet.rewards import DEFAULT_WEIGHTS_BOXED, DEFAULT_WEIGHTS_TAGS
+from ratchet.step_records import StepRecords
 from ratchet.verifier import Style
 from tasks.models import ModelLocation
 from tasks.rl.data import rl_questions, training_order
 from tasks.rl.figures import effective_share, live_groups, sampling_figures
 from tasks.rl.finish import edge_means, summarise
-from tasks.rl.records import StepRecords
 from tasks.rl.rewards import CheckedReward, checked_rewards
 from tasks.rl.settings import (
     accumulation_steps,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 
 from accelerate import PartialState
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PrinterCallback
@@ -19,18 +19,18 @@ from ratchet.config import (
 )
 from ratchet.drift import Guard
 from ratchet.prompts import STYLE_OF
+from ratchet.step_records import StepRecords
 from tasks.context import StageContext
 from tasks.lora import lora_config
 from tasks.models import load_model, model_context, model_location, stop_token_ids
 from tasks.resume import CheckpointKeeper
+from tasks.rl.backend import check_backend, sampling_backend
 from tasks.rl.data import Prompts
 from tasks.rl.halt import Oversight
-from tasks.rl.records import StepRecords
 from tasks.rl.rewards import checked_rewards
 from tasks.rl.settings import (
     attention,
     generation_batches,
-    resolved_sync,
     training_dtype,
     trl_config,
 )
@@ -64,6 +64,7 @@ def build_trainer(
 ) -> RolloutTrainer:
     """The trainer; UserError for settings or prompts that can't be trained with."""
     grpo, dtype = sections.grpo, sections.model.dtype
+    check_backend(grpo, sections.sampler, dtype)
     style = STYLE_OF[sections.prompt.format]
     rewards, weights = checked_rewards(sections.rewards, style)
     policy = load_model(
@@ -87,7 +88,7 @@ def build_trainer(
         report_to=report_to(sections.wandb),
     )
     count = generation_batches(grpo) * grpo.prompts_per_step
-    with _backend(ctx, sections, spec):
+    with sampling_backend(ctx, grpo, sections.sampler, spec, dtype, Path(config.output_dir)):
         trainer = RolloutTrainer(
             prompts=prompts,
             style=style,
@@ -104,29 +105,6 @@ def build_trainer(
         )
     trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def _backend(
-    ctx: StageContext, sections: Sections, spec: EngineSpec
-) -> AbstractContextManager[None]:
-    """What puts our vLLM backend into the trainer that is made inside; UserError for settings
-    that vLLM can't take."""
-    if sections.sampler.engine != "vllm":
-        return nullcontext()
-    from tasks.sync.engine import EngineSettings, engine_rank
-    from tasks.sync.generation import AdapterGeneration, MergedGeneration, colocated
-
-    grpo = sections.grpo
-    by_adapter = resolved_sync(grpo, sections.model.dtype) == "adapter"
-    return colocated(
-        AdapterGeneration if by_adapter else MergedGeneration,
-        EngineSettings(
-            spec=spec,
-            seed=ctx.seed,
-            lora_rank=engine_rank(grpo.lora.r) if by_adapter else None,
-            folder=ctx.work_dir / "adapters" / str(PartialState().process_index),
-        ),
-    )
 
 
 def _engine_spec(

@@ -27,12 +27,12 @@ import torch
 from trl import GRPOTrainer
 
 from ratchet.errors import UserError
+from ratchet.step_records import StepRecords
 from ratchet.verifier import Style, Verdict, verify_batch
 from ratchet.verifier.types import status_rates
 from tasks.rl.data import Prompts
 from tasks.rl.figures import Surprise, live_groups, sampling_figures
 from tasks.rl.halt import Oversight
-from tasks.rl.records import StepRecords
 
 Logged = dict[str, float | int | None]
 

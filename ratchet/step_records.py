@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import secrets
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from ratchet.schemas import read_table, to_table, write_table
 from ratchet.store.store import write_durably
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 METRICS = "metrics"
 ROLLOUTS = "rollouts"
@@ -68,5 +69,7 @@ class StepRecords:
 
     def rollouts(self) -> pa.Table:
         """The `rollouts` table."""
+        import pyarrow as pa
+
         paths = sorted(self.folder.glob(f"{ROLLOUTS}-*.parquet"))
         return pa.concat_tables([read_table(path, ROLLOUTS) for path in paths])
