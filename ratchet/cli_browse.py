@@ -43,7 +43,7 @@ def register(app: typer.Typer) -> None:
     app.command()(report)
 
 
-def _open(path: Path) -> Store:
+def open_store(path: Path) -> Store:
     from ratchet.store.store import Store
 
     if not path.is_dir():
@@ -62,7 +62,7 @@ def runs(
     """List the runs in the store, newest first."""
     from ratchet.store.runs import all_runs
 
-    found = all_runs(_open(store))[:limit]
+    found = all_runs(open_store(store))[:limit]
     if as_json:
         print(json.dumps([run.model_dump(mode="json", exclude={"config"}) for run in found]))
         return
@@ -93,7 +93,7 @@ def show(ref: RefArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOpti
     from ratchet.store.lineage import find_artifact, names_a_run
     from ratchet.store.runs import load_run
 
-    opened = _open(store)
+    opened = open_store(store)
     if names_a_run(opened, ref):
         _show_run(opened, load_run(opened, ref), as_json)
     else:
@@ -204,7 +204,7 @@ def lineage(
     from ratchet.store.lineage import ancestry, find_artifact, names_a_run
     from ratchet.store.runs import load_run
 
-    opened = _open(store)
+    opened = open_store(store)
     if names_a_run(opened, ref):
         run = load_run(opened, ref)
         made = [node for node in run.nodes.values() if opened.find(node.stage, node.key)]
@@ -250,4 +250,4 @@ def report(
     """Print where a run's report lies; open it in a browser."""
     from ratchet.store.lineage import find_artifact
 
-    print(find_artifact(_open(store), f"{run_ref}/report").path("report.html"))
+    print(find_artifact(open_store(store), f"{run_ref}/report").path("report.html"))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ratchet.cli_browse import DEFAULT_STORE, JsonOption, StoreOption, _open
+from ratchet.cli_browse import DEFAULT_STORE, JsonOption, StoreOption, open_store
 from ratchet.errors import UserError
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def compare(
     """Compare two models question by question: B against A, with what changed."""
     from ratchet.judgement import judge_arms, price_of
 
-    opened = _open(store)
+    opened = open_store(store)
     first, second = matching(opened, a, b)
     arms = {a: first, b: second}
     settings = first.manifest.config["evaluate"]
