@@ -18,6 +18,7 @@ from typing import Any
 
 from flows import server
 from flows.conductor import Conductor
+from flows.markdown import RUN_PATH
 from flows.serve import RECORDED, served_from
 from ratchet.store.runs import RunStatus, load_run, run_folder
 from ratchet.store.store import Store
@@ -126,7 +127,7 @@ def hand_over(conductor: Conductor, api_url: str, deployment: dict[str, Any]) ->
             "state": {"type": "SCHEDULED"},
         },
     )
-    page = f"{api_url.removesuffix('/api')}/runs/flow-run/{flow_run['id']}"
+    page = f"{api_url.removesuffix('/api')}{RUN_PATH}/{flow_run['id']}"
     conductor.display.line(f"[dim]run by `ratchet ui`; Ctrl-C cancels it. {page}[/]")
     return _Follower(conductor, api_url, flow_run["id"], reader).follow()
 
