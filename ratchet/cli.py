@@ -16,7 +16,7 @@ from typing import Annotated
 
 import typer
 
-from ratchet import cli_browse, cli_compare, cli_plan, cli_verify
+from ratchet import cli_browse, cli_compare, cli_export, cli_plan, cli_training, cli_verify
 from ratchet.errors import EXIT_USER_ERROR, UserError
 
 app = typer.Typer(
@@ -28,6 +28,8 @@ app = typer.Typer(
 )
 cli_browse.register(app)
 cli_compare.register(app)
+cli_export.register(app)
+cli_training.register(app)
 cli_verify.register(app)
 
 PresetOption = Annotated[
