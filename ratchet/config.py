@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from ratchet.config_base import Section
 from ratchet.config_evaluate import ArmConfig, Control, EvaluateConfig
 from ratchet.config_training import (
+    AuditConfig,
     GrpoConfig,
     GuardConfig,
     LoraConfig,
@@ -26,6 +27,7 @@ from ratchet.config_training import (
 
 __all__ = [
     "ArmConfig",
+    "AuditConfig",
     "BenchmarkConfig",
     "Control",
     "Dtype",
@@ -270,6 +272,8 @@ class RunConfig(Section):
     """On-policy distillation."""
     grpo: GrpoConfig = GrpoConfig()
     """Reinforcement learning."""
+    audit: AuditConfig = AuditConfig()
+    """Prove before training that sampler and trainer are one policy."""
     guard: GuardConfig = GuardConfig()
     """Halt RL when the sampler is no longer the trainer's policy."""
     evaluate: EvaluateConfig = EvaluateConfig()
@@ -316,6 +320,8 @@ def check_consistency(config: RunConfig) -> None:
             )
     if grpo.sync == "adapter" and not grpo.lora.enabled:
         raise ValueError("grpo.sync = 'adapter' needs grpo.lora.enabled = true")
+    if grpo.vllm_server_device is not None and grpo.vllm_mode != "server":
+        raise ValueError("grpo.vllm_server_device needs grpo.vllm_mode = 'server'")
     limit = config.model.max_model_len
     need = config.questions.max_prompt_tokens + config.sampler.max_completion_tokens
     if limit is not None and need > limit:

@@ -112,12 +112,25 @@ class GrpoConfig(Section):
     """Adapters; their weights reach the sampler without a merge."""
     sync: Literal["auto", "adapter", "merged"] = "auto"
     """How new weights reach vLLM: 'adapter' for LoRA, 'merged' for full fine-tuning."""
+    vllm_mode: Literal["colocate", "server"] = "colocate"
+    """Where vLLM runs: in the trainer's process, or in a server that the stage starts and stops."""
+    vllm_server_device: str | None = Field(default=None, pattern=r"^[^,\s]+$")
+    """GPU of the server, as CUDA_VISIBLE_DEVICES takes it; the trainer's when left out."""
     vllm_memory_utilization: float = Field(default=0.35, gt=0, le=1)
-    """Share of device memory for the sampler beside the trainer."""
+    """Share of its device's memory for the sampler, which may be the trainer's."""
     save_every: int = Field(default=20, ge=1)
     """Steps between checkpoints; a killed run loses at most this many steps."""
     keep_checkpoints: int = Field(default=2, ge=1)
     """Newest checkpoints kept while training."""
+
+
+class AuditConfig(Section):
+    """Prove before training that sampler and trainer are one policy."""
+
+    preflight: bool = True
+    """Audit the weight sync before GRPO and stop the run if it fails; where vLLM samples."""
+    syncs: int = Field(default=3, ge=1)
+    """Random versions that are synced and examined, one after the other."""
 
 
 class GuardConfig(Section):

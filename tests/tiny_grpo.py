@@ -1,7 +1,7 @@
 """A GRPO stage small enough for a test, also as a process of its own that can be killed.
 
 Not a test module. `python tests/tiny_grpo.py FOLDER MODEL ENGINE STEPS [KILL_AT]` runs the stage in
-FOLDER and kills itself with SIGKILL after step KILL_AT.
+FOLDER and kills itself with SIGKILL after step KILL_AT. ENGINE may be `server`, vLLM in one.
 """
 
 from __future__ import annotations
@@ -153,7 +153,8 @@ def main() -> None:
         if kill_at is not None and event.get("done") == kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    run_stage(replace(context(folder, model), emit=emit), engine=engine, steps=int(steps))
+    mode = {"engine": "vllm", "vllm_mode": "server"} if engine == "server" else {"engine": engine}
+    run_stage(replace(context(folder, model), emit=emit), steps=int(steps), **mode)
 
 
 if __name__ == "__main__":

@@ -83,13 +83,16 @@ def trl_config(
     save_steps = math.ceil(grpo.save_every / grpo.num_iterations) * grpo.num_iterations
     extra: dict[str, Any] = {}
     if use_vllm:
+        in_server = grpo.vllm_mode == "server"
         extra = {
             "use_vllm": True,
-            "vllm_mode": "colocate",
+            "vllm_mode": grpo.vllm_mode,
             "vllm_gpu_memory_utilization": spec.gpu_memory_utilization,
             "vllm_max_model_length": spec.max_model_len,
-            # Text is made by the trainer; the engine stops at the tokens the trainer stops at.
-            "generation_kwargs": {"detokenize": False, "stop_token_ids": list(spec.stop_ids)},
+            # The engine stops at the tokens the trainer stops at. Text is made by the trainer; a
+            # server has no tokenizer to begin with.
+            "generation_kwargs": {"stop_token_ids": list(spec.stop_ids)}
+            | ({} if in_server else {"detokenize": False}),
         }
     return TrlGrpoConfig(
         output_dir=str(folder),

@@ -1,0 +1,403 @@
+"""A vLLM server of our own under a trainer: log-probabilities against transformers, versions, what
+it refuses, and that it never outlives the trainer."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from test_sync import assert_one_policy, metrics, redraw, seedling, with_adapter
+from test_upstream_packing import adapted_model, classify, tiny_qwen2
+from tiny_grpo import SEEDLING, context, in_process, run_stage
+
+from ratchet.config import GrpoConfig, LoraConfig, SamplerConfig
+from ratchet.errors import UserError
+
+pytest.importorskip("vllm")
+pytestmark = pytest.mark.slow
+
+CONTEXT = 256
+PREFIX = [10 + i % 60 for i in range(150)]
+"""More than one block of the prefix cache, which has 128 tokens on a CPU."""
+GONE_SECONDS = 15.0
+"""The supervisor gives its processes 5 seconds before it kills them."""
+
+
+def logprobs(model: Any, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """Transformers' log-probabilities of the tokens after the first."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([ids])).logits[0, :-1] / temperature
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def server_settings(folder: Path) -> Any:
+    """A server on the seedling for adapters of rank 8."""
+    from tasks.models import ModelLocation
+    from tasks.sampler.base import EngineSpec
+    from tasks.sync.server import ServerSettings
+
+    spec = EngineSpec(
+        location=ModelLocation(str(SEEDLING), None),
+        tokenizer=None,  # type: ignore[arg-type]
+        stop_ids=(),
+        dtype="float32",
+        max_model_len=CONTEXT,
+        max_num_seqs=8,
+        gpu_memory_utilization=0.1,
+    )
+    return ServerSettings(
+        spec=spec,
+        seed=7,
+        lora_rank=8,
+        folder=folder / "adapters",
+        device=None,
+        log_file=folder / "server.log",
+        log=lambda message: None,
+    )
+
+
+@pytest.fixture(scope="module")
+def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The generation backend of a trainer in server mode, with its server."""
+    from accelerate import Accelerator
+
+    from tasks.sync.server_generation import ServerAdapterGeneration
+
+    made = ServerAdapterGeneration(
+        with_adapter(seedling(), seed=0),
+        Accelerator(cpu=True),
+        None,
+        mode="server",
+        settings=server_settings(tmp_path_factory.mktemp("server")),
+    )
+    yield made
+    pid = made.vllm_client.server.process.pid
+    made.close()
+    assert session_members(pid) == []
+
+
+def session_members(leader: int) -> list[int]:
+    """Living processes of a session."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] != "Z" and int(fields[3]) == leader:
+                found.append(int(entry.name))
+    return found
+
+
+def test_every_version_reaches_the_server_whole(backend: Any) -> None:
+    model, client = backend.model, backend.vllm_client
+    gaps, last = [], None
+    for step in range(3):
+        redraw(model, step)
+        backend.next_version = step
+        backend.sync_weights()
+        assert backend.last_sync.policy_version == step
+        wanted, found = logprobs(model, PREFIX), torch.tensor(client.score([PREFIX])[0])
+        gaps.append((wanted - found).abs())
+        if last is not None:
+            assert (wanted - last).abs().mean() > 0.05  # the versions do differ
+        last = wanted
+        left = [path.name for path in backend.versions.root.iterdir()]
+        assert left == [f"version-{step:06d}"]
+    every = torch.cat(gaps)
+    print(f"server against transformers: mean {every.mean():.1e}, max {every.max():.1e} nats")
+    assert every.mean() < 1e-5
+    assert every.max() < 1e-4
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampled_logprobs_are_those_of_the_sampled_distribution(
+    backend: Any, temperature: float
+) -> None:
+    from tasks.sync.handle import handle_of
+
+    handle = handle_of(backend)
+    handle.sync(10 + round(10 * temperature))
+    found = handle.sample([PREFIX[:20], PREFIX[5:9]], n=3, temperature=temperature, max_tokens=12)
+    assert [one.prompt_ids for one in found] == 3 * [PREFIX[:20]] + 3 * [PREFIX[5:9]]
+    assert len({tuple(one.token_ids) for one in found}) > 1
+    for one in found:
+        wanted = logprobs(backend.model, one.prompt_ids + one.token_ids, temperature)
+        wanted = wanted[-len(one.token_ids) :]
+        torch.testing.assert_close(torch.tensor(one.logprobs), wanted, atol=1e-4, rtol=0)
+    assert handle.facts().sampling == {
+        "temperature": temperature,
+        "top_p": 1.0,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
+
+
+def test_a_new_version_reads_no_cached_prefix_of_the_old(backend: Any) -> None:
+    from tasks.sync.handle import handle_of
+
+    handle = handle_of(backend)
+
+    def cached() -> int | None:
+        (one,) = handle.sample([PREFIX], n=1, temperature=1.0, max_tokens=1)
+        return one.num_cached_tokens
+
+    handle.sync(30)
+    assert [cached(), cached()] == [0, 128]
+    handle.sync(31)
+    assert [cached(), cached()] == [0, 128]
+    assert handle.reset_prefix_cache()
+    assert cached() == 0
+
+
+def test_weights_read_back_from_the_server(backend: Any) -> None:
+    from tasks.sync.handle import handle_of
+
+    handle = handle_of(backend)
+    handle.sync(40)
+    found = dict(handle.effective_weights())
+    parameters = dict(backend.model.named_parameters())
+    num_adapted = 0
+    for name, value in found.items():
+        stem = "base_model.model." + name.removesuffix(".weight")
+        if (b := parameters.get(f"{stem}.lora_B.default.weight")) is not None:
+            weight = parameters[f"{stem}.base_layer.weight"]
+            wanted = weight + 2 * b @ parameters[f"{stem}.lora_A.default.weight"]
+            torch.testing.assert_close(value.float(), wanted, atol=1e-5, rtol=1e-5)
+            num_adapted += 1
+    assert num_adapted == 3 * 7
+    facts = handle.facts()
+    assert (facts.mode, facts.dtype, facts.lora_rank) == ("server", "float32", 8)
+    assert facts.vocab_rows == backend.model.config.vocab_size
+    assert facts.logprobs_mode == "processed_logprobs"
+
+
+def test_answer_of_another_version_is_refused(backend: Any, tmp_path: Path) -> None:
+    from tasks.sync.adapter import AdapterVersions
+
+    client = backend.vllm_client
+    backend.next_version = 50
+    backend.sync_weights()
+    other = AdapterVersions(tmp_path / "other").save(backend.model, 51)
+    body = {"lora_name": other.name, "lora_path": str(other.folder)}
+    client.request("POST", "/v1/load_lora_adapter", json=body)
+    client.model = other.name  # what a faulty client or router would ask for
+    with pytest.raises(RuntimeError, match="from version-000051, not from version-000050"):
+        client.score([PREFIX])
+    with pytest.raises(RuntimeError, match="from version-000051, not from version-000050"):
+        backend.generate([PREFIX], None, 1)
+    client.request("POST", "/v1/unload_lora_adapter", json={"lora_name": other.name})
+    with pytest.raises(RuntimeError, match=r"/v1/completions with 404.*version-000051.*not exist"):
+        client.score([PREFIX])
+    client.model = "version-000050"
+    client.score([PREFIX])
+
+
+def test_adapter_that_is_not_there_or_does_not_fit(backend: Any, tmp_path: Path) -> None:
+    from tasks.sync.adapter import AdapterVersion, AdapterVersions
+
+    client = backend.vllm_client
+    with pytest.raises(RuntimeError, match=r"load_lora_adapter with 404.*No adapter found"):
+        client.use(AdapterVersion(60, tmp_path / "version-000060", 0))
+    large = with_adapter(seedling(), seed=0, rank=16)  # the server was made for 8
+    with pytest.raises(RuntimeError, match=r"load_lora_adapter with 500.*rank 16"):
+        client.use(AdapterVersions(tmp_path / "large").save(large, 61))
+
+
+def test_a_server_that_ends_is_quoted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tasks.sync import server
+
+    script = "print('no memory left on the device'); raise SystemExit(3)"
+    monkeypatch.setattr(server, "server_command", lambda *_: [sys.executable, "-c", script])
+    with pytest.raises(RuntimeError, match=r"ended with status 3 before(?s:.*)no memory left on"):
+        server.VllmServer(server_settings(tmp_path), seedling().config)
+
+
+def test_the_server_gets_its_own_device_and_no_ranks(tmp_path: Path) -> None:
+    from tasks.sync.server import server_command, server_environment
+
+    settings = replace(server_settings(tmp_path), device="3")
+    inherited = {"RANK": "1", "CUDA_VISIBLE_DEVICES": "0,1", "HOME": "/root"}
+    found = server_environment(settings, seedling().config, inherited)
+    assert found["CUDA_VISIBLE_DEVICES"] == "3"
+    assert "RANK" not in found
+    assert found["HOME"] == "/root"
+    assert inherited["RANK"] == "1"
+    command = server_command(settings, 81)
+    for name, value in (("dtype", "float32"), ("seed", "7"), ("max-lora-rank", "8")):
+        assert command[command.index(f"--{name}") + 1] == value
+    assert "--weight-transfer-config" not in command
+    assert "--weight-transfer-config" in server_command(replace(settings, lora_rank=None), 81)
+
+
+def servers(said: list[str]) -> list[int]:
+    """Process ids of the servers that a stage spoke of."""
+    return [int(line.split("(process ")[1].split(")")[0]) for line in said if "(process " in line]
+
+
+def test_server_dies_with_a_killed_run_which_continues_without_drift(tmp_path: Path) -> None:
+    died = in_process(tmp_path, SEEDLING, "server", 4, kill_at=3)
+    assert died.returncode == -9, died.stderr
+    events = [ast.literal_eval(line) for line in died.stdout.splitlines() if line[:1] == "{"]
+    (first,) = servers([event.get("message", "") for event in events])
+    deadline = time.monotonic() + GONE_SECONDS
+    while session_members(first) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert session_members(first) == []
+
+    said: list[str] = []
+    ctx = replace(
+        context(tmp_path, SEEDLING), emit=lambda event: said.append(event.get("message", ""))
+    )
+    run_stage(ctx, engine="vllm", vllm_mode="server")
+    assert "continuing from checkpoint-2" in said
+    (second,) = servers(said)
+    assert session_members(second) == []
+    rows = metrics(tmp_path)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert_one_policy(rows)
+
+
+class Loop:
+    """What TRL's client needs of a server in a merged sync, without one."""
+
+    def __init__(self, backend: Any, dtype: str = "float32", success: bool = True) -> None:
+        import stock_packing
+
+        from tasks.sync.server_client import ServerClient
+
+        class Client(ServerClient, stock_packing.LoopbackClient):
+            def __init__(self) -> None:
+                stock_packing.LoopbackClient.__init__(self)
+                self._info = {"model_config": {"dtype": f"torch.{dtype}"}}
+
+            def _post(self, url: str, **kwargs: Any) -> dict[str, Any]:
+                stock_packing.LoopbackClient._post(self, url, **kwargs)
+                return {"success": success}
+
+        self.client = backend.vllm_client = Client()
+        self.without_cuda = stock_packing.without_cuda
+
+    def sync(self, backend: Any) -> list[tuple[str, torch.Tensor]]:
+        """One sync; what arrives."""
+        from tasks.sync.packing import BUFFER_BYTES
+
+        with self.without_cuda():
+            backend.sync_weights()
+            found: list[tuple[str, torch.Tensor]] = self.client.received(BUFFER_BYTES)
+            return found
+
+
+def merged_backend(model: Any, dtype: str = "float32") -> Any:
+    """The merged backend of server mode, without a server."""
+    from accelerate import Accelerator
+
+    from tasks.sync.server_generation import ServerMergedGeneration
+
+    class WithoutServer(ServerMergedGeneration):
+        def _init_vllm(self) -> None:
+            pass
+
+    settings: Any = SimpleNamespace(spec=SimpleNamespace(dtype=dtype))
+    return WithoutServer(model, Accelerator(cpu=True), None, mode="server", settings=settings)  # type: ignore[arg-type]
+
+
+def test_merged_weights_arrive_merged_through_the_packer() -> None:
+    model = adapted_model(tiny_qwen2())
+    backend = merged_backend(model)
+    shipped = Loop(backend).sync(backend)
+    merged, base = classify(model, shipped)
+    assert (len(merged), len(base)) == (28, 0)
+    assert backend.last_sync.num_bytes == sum(tensor.nbytes for _, tensor in shipped)
+
+
+def test_master_weights_go_out_in_the_servers_number_format() -> None:
+    model = adapted_model(tiny_qwen2())
+    backend = merged_backend(model, "bfloat16")
+    shipped = Loop(backend, "bfloat16").sync(backend)
+    assert {tensor.dtype for _, tensor in shipped} == {torch.bfloat16}
+
+
+def test_another_number_format_than_the_servers_is_refused() -> None:
+    model = adapted_model(tiny_qwen2())
+    backend = merged_backend(model, "float32")
+    with pytest.raises(RuntimeError, match="would be sent in float32 to a server in bfloat16"):
+        Loop(backend, "bfloat16").sync(backend)
+    assert not model.base_model.model.model.layers[0].mlp.up_proj.merged
+
+
+def test_a_prefix_cache_that_was_not_reset_is_refused() -> None:
+    backend = merged_backend(adapted_model(tiny_qwen2()))
+    with pytest.raises(RuntimeError, match="did not reset its prefix cache"):
+        Loop(backend, success=False).sync(backend)
+
+
+def test_merged_sync_in_server_mode_needs_a_gpu_for_the_server(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tasks.sync.server_generation import check_nccl_devices
+
+    if not torch.cuda.is_available():
+        with pytest.raises(UserError, match=r"no CUDA device here; or set grpo\.sync"):
+            check_nccl_devices("1", 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UserError, match=r"name it in grpo\.vllm_server_device"):
+        check_nccl_devices(None, 1)
+    with pytest.raises(UserError, match="the trainer uses 1"):
+        check_nccl_devices("1", 2)
+    check_nccl_devices("2", 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,6")
+    with pytest.raises(UserError, match="the trainer uses 5"):
+        check_nccl_devices("5", 1)
+    check_nccl_devices("6", 1)
+
+
+def test_a_backend_that_cannot_be_is_refused_before_anything_is_loaded() -> None:
+    from tasks.rl.backend import check_backend
+
+    vllm = SamplerConfig(engine="vllm")
+    server = GrpoConfig(vllm_mode="server")
+    check_backend(server, vllm, "float32")
+    with pytest.raises(UserError, match=r"sampler\.engine = 'vllm'"):
+        check_backend(server, SamplerConfig(engine="transformers"), "float32")
+    with pytest.raises(UserError, match=r"grpo\.lora\.r=1024 is more than vLLM can sample"):
+        check_backend(GrpoConfig(lora=LoraConfig(r=1024)), vllm, "float32")
+    if not torch.cuda.is_available():
+        full = GrpoConfig(vllm_mode="server", lora=LoraConfig(enabled=False))
+        with pytest.raises(UserError, match="no CUDA device here"):
+            check_backend(full, vllm, "float32")
+
+
+def test_a_continued_run_starts_its_server_with_another_seed(tmp_path: Path) -> None:
+    from tasks.resume import MARKER
+    from tasks.rl.backend import server_seed
+    from tasks.rl.trainer import step_seed
+
+    assert server_seed(3, tmp_path) == step_seed(3, 0, 0)
+    (tmp_path / "checkpoint-20").mkdir()
+    (tmp_path / "checkpoint-20" / MARKER).touch()
+    assert server_seed(3, tmp_path) == step_seed(3, 20, 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """vLLM's settings are left in the environment."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
