@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tasks.sync.diagnosis import Diagnosis, Gap, Gaps, diagnose
-from tasks.sync.handle import ColocatedHandle
+from tasks.sync.handle import handle_of
 
 if TYPE_CHECKING:
     from tasks.rl.trainer import RolloutTrainer
@@ -65,7 +65,7 @@ def _read_again(trainer: RolloutTrainer, scored: dict[str, Any]) -> torch.Tensor
     for row in range(min(NUM_READ, len(scored["prompt_ids"]))):
         prompts.append(scored["prompt_ids"][row][scored["prompt_mask"][row].bool()].tolist())
         texts.append(scored["completion_ids"][row][scored["completion_mask"][row].bool()].tolist())
-    found = ColocatedHandle(trainer.vllm_generation).score(
+    found = handle_of(trainer.vllm_generation).score(
         [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
     )
     values = [
