@@ -3,7 +3,7 @@
 A form's fields are a flow's parameters. Their descriptions are the flow's docstring, their titles
 `titles` makes from their names. A stage's form starts with that stage's own settings, every one of
 them empty: empty means "as in the run", so only what was filled in changes. All other settings go
-through the free list of `FIELD=VALUE`, which is what `--set` takes.
+through a text of `FIELD=VALUE` lines, which is what `--set` takes.
 """
 
 from __future__ import annotations
@@ -124,11 +124,20 @@ def data_folder() -> Path | None:
     return Path(named) if named else None
 
 
+def _lines(settings: str) -> list[str]:
+    """The settings of a form's text, one a line.
+
+    Text and not a list of fields: the form of Prefect 3.7 forgets what is typed into a list until
+    another item is added.
+    """
+    return [line.strip() for line in settings.splitlines() if line.strip()]
+
+
 def full_request(
     store: str,
     preset: str,
     start_from: str | None,
-    settings: list[str],
+    settings: str,
     **shortcuts: str | int | float | None,
 ) -> tuple[Request, str]:
     """The request that the full pipeline's form makes, and the command line that says the same.
@@ -140,7 +149,7 @@ def full_request(
         for path, value in shortcuts.items()
         if value not in (None, "")
     ]
-    sets += [setting.strip() for setting in settings if setting.strip()]
+    sets += _lines(settings)
     source = ["--run", start_from] if start_from else ["--preset", preset]
     request = Request(
         preset=None if start_from else preset,
@@ -154,11 +163,11 @@ def full_request(
 
 
 def stage_request(
-    store: str, stage: str, run: str, change: Change | None, settings: list[str]
+    store: str, stage: str, run: str, change: Change | None, settings: str
 ) -> tuple[Request, str]:
     """The request that a stage's form makes, and the command line that says the same."""
     sets = assignments(stage, change)
-    sets += [setting.strip() for setting in settings if setting.strip()]
+    sets += _lines(settings)
     request = Request(None, run.strip() or "latest", sets, None, data_folder(), Path(store))
     return request, _command(["stage", stage, "--run", run], sets)
 

@@ -59,7 +59,7 @@ def pipeline(
     presample_k: int | None = None,
     grpo_steps: int | None = None,
     grpo_learning_rate: float | None = None,
-    settings: tuple[str, ...] = (),
+    settings: str = "",
     force: tuple[forms.StageName, ...] = (),
     store: str = DEFAULT_STORE,
 ) -> State[Any]:
@@ -75,7 +75,7 @@ def pipeline(
         presample_k: Completions sampled per training question; the preset's when left empty.
         grpo_steps: Optimizer steps of GRPO; the preset's when left empty.
         grpo_learning_rate: Learning rate of GRPO; the preset's when left empty.
-        settings: Any other setting as FIELD=VALUE, such as filter.keep_below=0.9.
+        settings: Any other settings, FIELD=VALUE, one a line, such as filter.keep_below=0.9.
         force: Stages made anew although they exist.
         store: Folder of the store on the machine that runs this.
     """
@@ -83,7 +83,7 @@ def pipeline(
         store,
         preset.value,
         start_from,
-        list(settings),
+        settings,
         name=name,
         seed=seed,
         model__path=model,
@@ -102,12 +102,12 @@ def _stage_flow(stage: str) -> Flow[..., Any]:
     def rerun(
         run: str = "latest",
         change: forms.Change | None = None,
-        settings: tuple[str, ...] = (),
+        settings: str = "",
         downstream: bool = False,
         force: bool = False,
         store: str = DEFAULT_STORE,
     ) -> State[Any]:
-        request, command = forms.stage_request(store, stage, run, change, list(settings))
+        request, command = forms.stage_request(store, stage, run, change, settings)
         return _carry_out(store, lambda: prepare_stage(request, stage, force, downstream, command))
 
     form = forms.change_model(stage)
@@ -125,7 +125,7 @@ def _stage_flow(stage: str) -> Flow[..., Any]:
     Args:
         run: The run: its id, its name, 'latest', or the key of an artifact that it made.
         change: Settings of this stage; what is left empty stays as it is in that run.
-        settings: Any other setting as FIELD=VALUE, such as prompt.format=boxed.
+        settings: Any other settings, FIELD=VALUE, one a line, such as prompt.format=boxed.
         downstream: Then run everything that depends on it.
         force: Make it anew even if nothing has changed.
         store: Folder of the store on the machine that runs this.
