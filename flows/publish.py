@@ -128,8 +128,10 @@ def run_tags(conductor: Conductor) -> list[str]:
     """Tags by which a person finds a run."""
     config = conductor.config
     sources = sorted({source.label for source in config.questions.train})
+    preset = conductor.record.preset
     return [
         f"run:{config.name}",
+        *([] if preset is None else [f"preset:{preset}"]),
         f"model:{model_name(config)}",
         f"algo:{algorithm(config)}",
         f"warmstart:{config.warmstart.method}",

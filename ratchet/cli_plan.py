@@ -101,8 +101,14 @@ def _record(
     )
 
 
+def _based_on(previous: RunRecord, record: RunRecord) -> RunRecord:
+    """The record of a run whose settings start from an earlier run's."""
+    return record.model_copy(update={"based_on": previous.run_id, "preset": previous.preset})
+
+
 def prepare(request: Request, targets: list[str], force: list[str], command: str) -> RunRecord:
     """Check a whole run and write its record."""
+    from ratchet.config_load import preset_path
     from ratchet.dag import nodes_named
     from ratchet.plan import make_plan
     from ratchet.store.runs import create_run
@@ -112,8 +118,11 @@ def prepare(request: Request, targets: list[str], force: list[str], command: str
     names = [node.name for name in force for node in nodes_named(config, name)]
     plan = make_plan(config, store, force=frozenset(names), previous=previous)
     record = _record(config, plan, targets, names, command)
-    if request.from_run is not None and previous is not None:
-        record = record.model_copy(update={"based_on": previous.run_id})
+    if request.preset is not None:
+        record = record.model_copy(update={"preset": preset_path(request.preset).stem})
+    else:
+        assert previous is not None
+        record = _based_on(previous, record)
     create_run(store, record)
     return record
 
@@ -144,7 +153,7 @@ def prepare_stage(
     targets = [name for name in names if name in wanted | below]
     forced = [name for name in names if name in wanted] if force else []
     record = _record(config, plan, targets, forced, command)
-    record = record.model_copy(update={"based_on": previous.run_id})
+    record = _based_on(previous, record)
     create_run(store, record)
     return record
 

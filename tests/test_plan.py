@@ -145,7 +145,7 @@ def test_a_stage_is_rerun_alone_or_with_what_follows(tmp_path: Path) -> None:
     again = request(store, "filter.keep_below=0.9", from_run="latest")
     alone = prepare_stage(again, "filter", force=False, downstream=False, command="c")
     assert alone.targets == ["filter"]
-    assert alone.based_on == record.run_id
+    assert (alone.based_on, alone.preset) == (record.run_id, "demo")
     assert load_run(store, "latest").config["filter"]["keep_below"] == 0.9
     further = prepare_stage(again, "filter", force=False, downstream=True, command="c")
     assert set(further.targets) == {

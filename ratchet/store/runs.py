@@ -74,6 +74,8 @@ class RunRecord(BaseModel):
     """The resolved configuration."""
     command: str
     """The command line that asked for it."""
+    preset: str | None = None
+    """Name of the preset that the settings started from, over any runs between."""
     based_on: str | None = None
     """Run whose configuration this one started from."""
     targets: list[str]
