@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from accelerate import PartialState
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PrinterCallback
@@ -34,8 +36,7 @@ from tasks.rl.settings import (
     training_dtype,
     trl_config,
 )
-from tasks.rl.trainer import RolloutTrainer
-from tasks.rl.watch import Watch
+from tasks.rl.trainer import Logged, RolloutTrainer
 from tasks.sampler.base import EngineSpec
 from tasks.sampler.opening import context_for
 from tasks.wandb_run import report_to
@@ -53,6 +54,12 @@ class Sections:
     guard: GuardConfig
     wandb: WandbConfig
 
+    def as_json(self) -> dict[str, Any]:
+        """The sections by name, as JSON values."""
+        return {
+            field.name: getattr(self, field.name).model_dump(mode="json") for field in fields(self)
+        }
+
 
 def build_trainer(
     ctx: StageContext,
@@ -60,9 +67,10 @@ def build_trainer(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Prompts,
     records: StepRecords,
-    watch: Watch,
+    on_step: Callable[[int, Logged], None],
 ) -> RolloutTrainer:
-    """The trainer; UserError for settings or prompts that can't be trained with."""
+    """The trainer; UserError for settings or prompts that can't be trained with. `watch` is called
+    after each optimizer step."""
     grpo, dtype = sections.grpo, sections.model.dtype
     check_backend(grpo, sections.sampler, dtype)
     style = STYLE_OF[sections.prompt.format]
@@ -94,7 +102,7 @@ def build_trainer(
             style=style,
             records=records,
             oversight=Oversight(sections.guard, Guard(sections.guard, dtype), ctx.log),
-            on_step=watch,
+            on_step=on_step,
             model=policy,
             reward_funcs=rewards,
             args=config,

@@ -168,6 +168,11 @@ def diagnose(gaps: Gaps) -> Diagnosis:
     return _diagnosis(cause, None if cause is Cause.NONE else Probe.LOGPROBS, words)
 
 
+def betrayed(surprise: tuple[float, float] | None) -> bool:
+    """Whether the draws come from another distribution than the trainer's, beyond chance."""
+    return surprise is not None and abs(surprise[0]) > CHANCE * surprise[1]
+
+
 def by_logprobs(gaps: Gaps) -> tuple[Cause, str]:
     """The cause that the log-probabilities alone point to, and what they show."""
     beyond = {
@@ -194,7 +199,8 @@ def by_logprobs(gaps: Gaps) -> tuple[Cause, str]:
     if beyond["generated_trainer"]:  # the only one that is known
         words = "the sampler's log-probabilities differ from the trainer's:"
         return Cause.WEIGHTS_OR_FORWARD, _gap(words, gaps.generated_trainer)
-    if gaps.surprise is not None and abs(gaps.surprise[0]) > CHANCE * gaps.surprise[1]:
+    if betrayed(gaps.surprise):
+        assert gaps.surprise is not None
         mean, error = gaps.surprise
         words = (
             "all log-probabilities agree, but the tokens were not drawn from that distribution: "

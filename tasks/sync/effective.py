@@ -1,0 +1,75 @@
+"""P2: the weights that the engine computes with, layer by layer, against the version's.
+
+They are read back out of the engine (`tasks.sync.readback`), so this sees what became of what was
+sent: an update that was accepted and not carried out, a second copy of a tied weight that was not
+renewed, a layer that was rounded on the way in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from tasks.sync.compare import Compared, Instead, compare
+from tasks.sync.diagnosis import Cause, Finding, Probe
+from tasks.sync.reference import HEAD, TIED_TO, Reference
+from tasks.sync.rows import Report, by_group, fact, named
+
+
+def check_effective(
+    reference: Reference,
+    sync: int,
+    weights: Iterable[tuple[str, torch.Tensor]],
+    dtype: str,
+) -> Report:
+    """Compare every weight that comes out of the engine; `dtype` is the engine's."""
+    compared, seen = [], set()
+    for name, value in weights:
+        seen.add(name)
+        if reference.knows(name):
+            compared.append(compare(reference, name, value, dtype))
+    absent = [name for name in reference.names if name not in seen]
+    report = Report(by_group(sync, Probe.WEIGHTS, "engine against expected", compared))
+    report.rows.insert(
+        0,
+        fact(
+            Probe.WEIGHTS,
+            "names",
+            not absent,
+            named(absent) or f"all {len(reference.names)}",
+            sync=sync,
+        ),
+    )
+    if absent:
+        words = f"the engine has no {len(absent)} of the trainer's weights ({named(absent)})"
+        report.findings.append(Finding(Probe.WEIGHTS, Cause.NAMES, words))
+    wrong = [one for one in compared if not one.ok]
+    if wrong:
+        changing = [one for one in compared if reference.changing(one.name)]
+        report.findings.append(_finding(reference, wrong, len(changing)))
+    return report
+
+
+def _finding(reference: Reference, wrong: list[Compared], num_changing: int) -> Finding:
+    kinds = {one.instead for one in wrong}
+    shown = named(one.name for one in wrong)
+    worst = max(one.error for one in wrong)
+    if HEAD not in reference.base and {one.name for one in wrong} <= {HEAD, TIED_TO}:
+        words = f"of the embedding and the head that is tied to it, the engine's {shown} is stale"
+        return Finding(Probe.WEIGHTS, Cause.TIED, words)
+    if kinds == {Instead.BASE} and reference.by_adapter:
+        words = f"the engine holds {len(wrong)} of {num_changing} adapted weights without adapter"
+        return Finding(Probe.WEIGHTS, Cause.UNMERGED, f"{words} ({shown})")
+    if kinds <= {Instead.PREVIOUS, Instead.BASE}:
+        words = f"the engine holds {len(wrong)} of {num_changing} weights as they were before"
+        cause = Cause.NOT_LOADED if len(wrong) == num_changing else Cause.WEIGHTS
+        return Finding(Probe.WEIGHTS, cause, f"{words} the sync ({shown})")
+    if kinds <= {Instead.BFLOAT16, Instead.ROUNDED}:
+        words = (
+            f"{len(wrong)} of the engine's weights are rounded: up to {worst:.0%} of the update is "
+            f"lost ({shown})"
+        )
+        return Finding(Probe.WEIGHTS, Cause.ROUNDED, words)
+    words = f"{len(wrong)} of the engine's weights are {', '.join(sorted(map(str, kinds)))}"
+    return Finding(Probe.WEIGHTS, Cause.WEIGHTS, f"{words} ({shown})")
