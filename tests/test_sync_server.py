@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from test_sync import assert_one_policy, metrics, redraw, seedling, with_adapter
-from test_upstream_packing import adapted_model, classify, tiny_qwen2
+from test_upstream_packing import adapted_model, classify, python_blocks, tiny_qwen2
 from tiny_grpo import SEEDLING, context, in_process, run_stage
 
 from ratchet.config import GrpoConfig, LoraConfig, SamplerConfig
@@ -183,6 +183,25 @@ def test_weights_read_back_from_the_server(backend: Any) -> None:
     assert (facts.mode, facts.dtype, facts.lora_rank) == ("server", "float32", 8)
     assert facts.vocab_rows == backend.model.config.vocab_size
     assert facts.logprobs_mode == "processed_logprobs"
+
+
+def test_the_check_in_the_docs_tells_a_stale_server(backend: Any) -> None:
+    from tasks.sync.server import BASE_MODEL
+
+    (check,) = [block for block in python_blocks() if "def nearer_to" in block]
+    names: dict[str, Any] = {}
+    exec(check, names)
+    trainer = SimpleNamespace(vllm_generation=backend)
+    backend.next_version = 45
+    backend.sync_weights()
+    to_policy, to_base = names["nearer_to"](trainer, PREFIX)
+    assert to_policy < 1e-5 < 0.05 < to_base
+    client = backend.vllm_client
+    loaded = client.current
+    client.model, client.current = BASE_MODEL, None  # as if no layer had arrived
+    to_policy, to_base = names["nearer_to"](trainer, PREFIX)
+    client.model, client.current = loaded.name, loaded
+    assert to_base < 1e-5 < 0.05 < to_policy
 
 
 def test_answer_of_another_version_is_refused(backend: Any, tmp_path: Path) -> None:

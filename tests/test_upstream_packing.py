@@ -5,7 +5,9 @@ When one of these tests fails after a version was raised, upstream has changed: 
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import version
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -88,6 +90,24 @@ def test_stock_server_sync_ships_base_weights(stock: Any) -> None:
 def test_cloning_on_yield_cures_it(stock: Any) -> None:
     model = adapted_model(tiny_qwen2())
     merged, base = classify(model, stock.ship(model, clone=True))
+    assert (len(merged), len(base)) == (NUM_ADAPTED, 0)
+
+
+def python_blocks() -> list[str]:
+    """The code that docs/drift.md gives to people without Ratchet."""
+    text = (Path(__file__).parents[1] / "docs" / "drift.md").read_text(encoding="utf-8")
+    return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+def test_the_cure_in_the_docs_cures_it(stock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from trl.generation.vllm_generation import VLLMGeneration
+
+    stock_method = VLLMGeneration._iter_named_params
+    monkeypatch.setattr(VLLMGeneration, "_iter_named_params", stock_method)  # put back afterwards
+    (cure,) = [block for block in python_blocks() if "clone" in block]
+    exec(cure, {})
+    model = adapted_model(tiny_qwen2())
+    merged, base = classify(model, stock.ship(model))
     assert (len(merged), len(base)) == (NUM_ADAPTED, 0)
 
 
@@ -181,3 +201,14 @@ def test_stale_share_of_real_models(
     assert sum(tensor.num_bytes for tensor in tensors) == num_bytes
     assert sum(tensor.adapted for tensor in tensors) == adapted
     assert len(stale_layers(tensors, BUFFER_BYTES)) == stale
+
+
+def test_the_table_in_the_docs() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "drift.md").read_text(encoding="utf-8")
+    for name, config in (("Qwen2.5-0.5B", QWEN25_05B), ("Qwen3-0.6B", QWEN3_06B)):
+        cells = []
+        for dtype in (torch.bfloat16, torch.float32):
+            tensors = wire_tensors(config, dtype)
+            stale, adapted = len(stale_layers(tensors)), sum(one.adapted for one in tensors)
+            cells.append(f"{stale} of {adapted} ({stale / adapted:.0%})")
+        assert f"| {name} | {cells[0]} | {cells[1]} |" in text
