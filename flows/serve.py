@@ -99,9 +99,13 @@ def serve(store: Path) -> None:
     """Serve until ended."""
     from prefect import serve as serve_deployments
 
+    from flows import caretaker
+    from flows.automation import create_automation
     from flows.publish import create_device_limit
 
     create_device_limit()
+    create_automation()
+    caretaker.start(store)
     serve_deployments(
         *deployments(store),
         pause_on_shutdown=False,  # or schedules would be off after a restart
