@@ -8,14 +8,16 @@ other descendant: SIGTERM first, SIGKILL after `GRACE_SECONDS`. What a finished 
 behind is ended too, so that no device memory stays taken.
 
 On Linux the supervisor adopts orphans (`PR_SET_CHILD_SUBREAPER`), which finds processes that left
-the group as well: torchrun and Ray start theirs in sessions of their own. Elsewhere the group is
-all there is. Only the standard library is imported: it starts in a few hundredths of a second.
+the group as well: torchrun and Ray start theirs in sessions of their own. And should the supervisor
+itself be killed, its command gets SIGKILL from the kernel (`PR_SET_PDEATHSIG`). Elsewhere the group
+is all there is. Only the standard library is imported: it starts in a few hundredths of a second.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import subprocess
@@ -30,6 +32,7 @@ from typing import IO
 GRACE_SECONDS = 5.0
 POLL_SECONDS = 0.05
 PR_SET_CHILD_SUBREAPER = 36
+PR_SET_PDEATHSIG = 1
 SIGNAL_EXIT = 128
 """Exit status of a command ended by signal n is this plus n, as in a shell."""
 
@@ -109,9 +112,23 @@ class Supervised:
             self._process.wait()
 
 
-def _adopt_orphans() -> None:
+def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        _libc().prctl(option, value, 0, 0, 0)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _adopt_orphans() -> None:
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _die_with_supervisor() -> None:
+    """In the command's process before it becomes the command: a killed supervisor can't end it."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _parents() -> dict[int, int]:
@@ -186,7 +203,7 @@ def main(command: list[str]) -> int:
     ended: list[int] = []
     signal.signal(signal.SIGTERM, lambda *_: wake.set())
     _adopt_orphans()
-    worker = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+    worker = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_supervisor)
 
     def watch_worker() -> None:
         ended.append(worker.wait())
