@@ -71,6 +71,12 @@ STAGES: dict[str, Stage] = {
         True,
         "on-policy distillation from a teacher",
     ),
+    "audit": Stage(
+        "tasks.audit",
+        ("model", "prompt", "sampler", "grpo", "audit"),
+        True,
+        "prove that sampler and trainer are one policy",
+    ),
     "grpo": Stage(
         "tasks.grpo",
         ("model", "prompt", "sampler", "rewards", "grpo", "guard", "wandb"),
@@ -87,7 +93,7 @@ STAGES: dict[str, Stage] = {
     "compare": Stage(
         "tasks.compare", ("evaluate",), False, "compare the arms question by question"
     ),
-    "report": Stage("tasks.report", ("evaluate",), False, "write the report"),
+    "report": Stage("tasks.report", ("evaluate", "wandb"), False, "write the report"),
 }
 
 
@@ -103,6 +109,8 @@ class Node:
     """Role that the stage's code knows an input by → name of the node that makes it."""
     settings: Mapping[str, Section] = field(default_factory=dict)
     """Sections in which this node differs from the run."""
+    after: tuple[str, ...] = ()
+    """Nodes that must be there first, though it reads nothing of them: they don't enter its key."""
 
     def config(self, config: RunConfig) -> RunConfig:
         """The run's configuration as this node sees it."""
@@ -138,7 +146,14 @@ def nodes(config: RunConfig) -> list[Node]:
     found += warm + selection if resample else selection + warm
 
     policy = "warmstart" if warm else "model"
-    rl = Node("grpo", "grpo", {"model": policy, "questions": "questions", "selection": "filter"})
+    preflight = [Node("audit", "audit", {"model": policy})] if has_preflight(config) else []
+    found += preflight
+    rl = Node(
+        "grpo",
+        "grpo",
+        {"model": policy, "questions": "questions", "selection": "filter"},
+        after=tuple(node.name for node in preflight),
+    )
     found.append(rl)
     arms = {"baseline": "model"} | ({"warmstart": "warmstart"} if warm else {}) | {"rl": "grpo"}
     others = further_arms(config, rl)
@@ -156,12 +171,18 @@ def nodes(config: RunConfig) -> list[Node]:
     return found
 
 
+def has_preflight(config: RunConfig) -> bool:
+    """Whether the weight sync is audited before RL: there is none without vLLM."""
+    return config.audit.preflight and config.sampler.engine == "vllm"
+
+
 def further_arms(config: RunConfig, rl: Node) -> dict[str, Node]:
     """By arm, the nodes that make the models of controls and find those of `evaluate.arms`."""
     found = {}
     for control in config.evaluate.controls:
         rewards = control_rewards(control, config.rewards, config.prompt.format)
-        found[control.value] = Node(f"{rl.name}.{control}", "grpo", rl.inputs, {"rewards": rewards})
+        name = f"{rl.name}.{control}"
+        found[control.value] = Node(name, "grpo", rl.inputs, {"rewards": rewards}, rl.after)
     for arm in config.evaluate.arms:
         model = config.model.model_copy(update={"path": arm.path, "revision": arm.revision})
         found[arm.name] = Node(f"model.{arm.name}", "model", {}, {"model": model})
@@ -183,16 +204,21 @@ def nodes_named(config: RunConfig, name: str) -> list[Node]:
     return found
 
 
-def ancestors(config: RunConfig, name: str) -> set[str]:
-    """Names of the nodes that `name` depends on, itself left out."""
+def ancestors(config: RunConfig, name: str, *, read: bool = False) -> set[str]:
+    """Names of the nodes that must be there before `name`; with `read` only those whose artifacts
+    it depends on."""
     by_name = {node.name: node for node in nodes(config)}
+
+    def above(node: Node) -> list[str]:
+        return [*node.inputs.values(), *(() if read else node.after)]
+
     found: set[str] = set()
-    todo = list(by_name[name].inputs.values())
+    todo = above(by_name[name])
     while todo:
         current = todo.pop()
         if current not in found:
             found.add(current)
-            todo.extend(by_name[current].inputs.values())
+            todo.extend(above(by_name[current]))
     return found
 
 

@@ -107,15 +107,17 @@ def completions(draw: random.Random, rows: Rows, k: int, level: float, tidy: flo
     return found
 
 
-def evaluated(draw: random.Random, rows: Rows, arm: str, level: float, tidy: float) -> Rows:
-    """An eval table, judged by the real verifier."""
+def evaluated(
+    draw: random.Random, rows: Rows, arm: str, level: float, tidy: float, sample: int | None = None
+) -> Rows:
+    """An eval table, judged by the real verifier: greedy, or one sample of each question."""
     from ratchet.verifier import verify
 
     found = []
     for position, row in enumerate(rows):
         lift = 0.0 if row["source"] == "symbolic" or arm == "baseline" else -0.25
         text = completion(draw, int(row["gold"]), skill(row, level + lift), tidy)
-        if arm == "rl" and position < 3:
+        if arm == "rl" and position < 3 and sample is None:
             text = text.replace("First", HOSTILE + " First")
         verdict = verify(text, row["gold"], "tags")
         found.append(
@@ -123,8 +125,8 @@ def evaluated(draw: random.Random, rows: Rows, arm: str, level: float, tidy: flo
                 "question_id": row["question_id"],
                 "benchmark": row["source"],
                 "arm": arm,
-                "decoding": "greedy",
-                "sample_index": 0,
+                "decoding": "greedy" if sample is None else "sampled",
+                "sample_index": sample or 0,
                 "band": row["band"],
                 "text": text,
                 "num_tokens": len(text) // 4,
@@ -197,9 +199,17 @@ def _finished(ctx: StageContext, node: str, result: Any, **fields: Any) -> Artif
 
 
 def make_run(
-    root: Path, *, warmstart: bool = True, benchmark: bool = True, size: int = 60, rl: float = 1.25
+    root: Path,
+    *,
+    warmstart: bool = True,
+    benchmark: bool = True,
+    size: int = 60,
+    rl: float = 1.25,
+    samples: int = 0,
+    control: bool = False,
 ) -> dict[str, Artifact]:
-    """A run's artifacts by node name; `rl` is the skill after RL (0.75 before)."""
+    """A run's artifacts by node name; `rl` is the skill after RL (0.75 before), `samples` are
+    drawn of each test question, `control` adds the arm of a format reward."""
     draw = random.Random(5)
     train = questions(draw, "train", "symbolic", size)
     test = questions(draw, "test", "symbolic", size)
@@ -282,8 +292,12 @@ def make_run(
         config=SETTINGS | {"grpo": {"steps": STEPS, "lora": {"r": 16}}, "guard": {}},
     )
     levels = {"baseline": (0.75, 0.65)} | ({"warmstart": (0.9, 0.8)} if warmstart else {})
-    for arm, (level, tidy) in (levels | {"rl": (rl, 0.97)}).items():
+    levels |= {"rl": (rl, 0.97)} | ({"format-reward": (0.8, 0.97)} if control else {})
+    dice = random.Random(6)
+    for arm, (level, tidy) in levels.items():
         rows = evaluated(draw, test + held, arm, level, tidy)
+        for index in range(samples):
+            rows += evaluated(dice, test + held, arm, level, tidy, index)
         nodes[f"evaluate.{arm}"] = artifact(
             root / f"evaluate-{arm}",
             "evaluate",
@@ -297,5 +311,6 @@ def make_run(
     (root / "compare").mkdir()
     arms = {name.removeprefix("evaluate."): nodes[name] for name in nodes if "evaluate." in name}
     ctx = context(root / "compare", {"questions": nodes["questions"]} | arms)
-    nodes["compare"] = _finished(ctx, "compare", compare.run(ctx, evaluate=EvaluateConfig()))
+    done = compare.run(ctx, evaluate=EvaluateConfig(samples=samples))
+    nodes["compare"] = _finished(ctx, "compare", done)
     return nodes

@@ -13,6 +13,7 @@ from typing import Any
 
 from ratchet.config import GuardConfig
 from ratchet.drift import healthy_drift
+from ratchet.report.before_after import PassRates, pass_rates_of
 from ratchet.report.ledger import Entry, ledger
 from ratchet.report.words import arm_name
 from ratchet.store.manifest import Manifest
@@ -43,6 +44,8 @@ class Gathered:
     warmstart_metrics: list[Row]
     grpo_metrics: list[Row]
     ledger: list[Entry]
+    pass_rates: PassRates | None = None
+    """Before and after training; None where nothing was sampled after it."""
 
     @property
     def warmstart_stage(self) -> str | None:
@@ -107,4 +110,5 @@ def gather(inputs: Mapping[str, Artifact], run_id: str) -> Gathered:
         warmstart_metrics=[] if warm is None else warm.table("metrics").to_pylist(),
         grpo_metrics=grpo.table("metrics").to_pylist(),
         ledger=ledger(inputs["score"], inputs["presample"], inputs["filter"], grpo),
+        pass_rates=pass_rates_of(inputs, compare.manifest.summary["arm_order"]),
     )

@@ -1,9 +1,10 @@
-"""Figures of the comparison and of the samples drawn before training."""
+"""Figures of the comparison and of the samples drawn before and after training."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ratchet.report.before_after import histogram, words
 from ratchet.report.figures import (
     ARM_COLOURS,
     BASE,
@@ -85,8 +86,8 @@ def forest(data: Gathered) -> Chart:
         svg = to_svg(figure, "forest")
     caption = (
         f"The arm {data.arm_name(last)} minus {data.arm_name(first)}, greedy answers, with paired "
-        f"{percent(data.confidence, 0)} bootstrap intervals; bands below their benchmark. Lenient "
-        "counts the maths alone. A dot without a line: no answer changed."
+        f"{percent(data.confidence, 0)} score intervals (Tango); bands below their benchmark. "
+        "Lenient counts the maths alone."
     )
     return Chart(_gain_title(strict, data.confidence), svg, caption)
 
@@ -125,21 +126,19 @@ def by_band(data: Gathered) -> Chart | None:
     caption = (
         f"Strict accuracy, greedy, with {percent(data.confidence, 0)} Wilson intervals. A band is "
         f"beyond the noise at {percent(data.confidence, 0)} for all {len(bands)} bands together "
-        "(Bonferroni)."
+        "(Holm)."
     )
     return Chart(_band_title(data, benchmark), svg, caption)
 
 
 def _band_title(data: Gathered, benchmark: str) -> str:
     """Which bands moved from the first to the last arm, allowing for the number of bands."""
-    rows = [
-        row
-        for row in data.pair_rows(data.arms[0], data.arms[-1], "strict")
-        if row["benchmark"] == benchmark and row["band"] != "all"
-    ]
-    level = 1 - (1 - data.confidence) / len(rows)
     moved = [
-        f"{row['band']} ({points(row['difference'])})" for row in rows if direction(row, level)
+        f"{row['band']} ({points(row['difference'])})"
+        for row in data.pair_rows(data.arms[0], data.arms[-1], "strict")
+        if row["benchmark"] == benchmark
+        and row["band"] != "all"
+        and direction(row, data.confidence)
     ]
     if not moved:
         return f"No band of {benchmark} moves beyond the noise"
@@ -175,6 +174,83 @@ def pass_rates(data: Gathered) -> Chart:
         "the exact format as well."
     )
     return Chart(title, svg, caption)
+
+
+def pass_rates_after(data: Gathered) -> Chart | None:
+    """Histograms of pass rates before and after training; None where nothing was sampled after."""
+    rates = data.pass_rates
+    if rates is None:
+        return None
+    labels, before, after = histogram(rates)
+    x = range(len(labels))
+    with drawing(2.9) as (figure, axes):
+        axes.bar([i - 0.2 for i in x], before, 0.38, color=BASE, label="before")
+        axes.bar([i + 0.2 for i in x], after, 0.38, color=RL, label="after")
+        axes.set_xticks(list(x), labels)
+        axes.set_xlabel("share of a question's samples that are right")
+        axes.set_ylabel("questions" if rates.held_out else "questions, groups")
+        as_percent(axes.yaxis)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2, handletextpad=0.4)
+        quiet(axes)
+        svg = to_svg(figure, "pass-rates-after")
+    title, caption = words(data, rates)
+    return Chart(title, svg, caption)
+
+
+def at_k(data: Gathered) -> Chart | None:
+    """pass@k and cons@k of every arm on the first benchmark; None without sampled answers."""
+    rows = {
+        row["arm"]: row["at_k"]
+        for row in data.summary["arms"]
+        if (row["benchmark"], row["band"], row["decoding"])
+        == (data.benchmarks[0], "all", "sampled")
+    }
+    if not rows:
+        return None
+    with drawing(2.9) as (figure, axes):
+        for arm in data.arms:
+            colour = ARM_COLOURS.get(arm, SECOND)
+            for kind, style in (("pass", "-"), ("cons", (0, (3, 2)))):
+                mine = [item for item in rows[arm] if item["kind"] == kind]
+                k = [item["k"] for item in mine]
+                label = data.arm_name(arm) if kind == "pass" else None
+                axes.plot(
+                    k, [item["value"] for item in mine], linestyle=style, color=colour,
+                    marker="o" if kind == "pass" else None, markersize=4, label=label,
+                )  # fmt: skip
+                if kind == "pass":
+                    low, high = ([item[end] for item in mine] for end in ("low", "high"))
+                    axes.fill_between(k, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(k, [str(one) for one in k])
+        axes.minorticks_off()
+        axes.set_xlabel("samples of a question, k")
+        axes.set_ylim(-0.02, 1.02)
+        as_percent(axes.yaxis)
+        quiet(axes)
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=4, handletextpad=0.4)
+        svg = to_svg(figure, "at-k")
+    return Chart(_at_k_title(data, rows), svg, _at_k_caption(data, k[-1]))
+
+
+def _at_k_title(data: Gathered, rows: dict[str, list[Row]]) -> str:
+    """How far one sample and several moved from the first to the last arm."""
+    moves = []
+    for k in (1, rows[data.arms[0]][-1]["k"]):
+        ends = [
+            next(i["value"] for i in rows[arm] if (i["kind"], i["k"]) == ("pass", k))
+            for arm in (data.arms[0], data.arms[-1])
+        ]
+        moves.append(f"pass@{k} from {percent(ends[0], 0)} to {percent(ends[1], 0)}")
+    return f"{data.benchmarks[0]}, sampled: {', '.join(moves)}"
+
+
+def _at_k_caption(data: Gathered, most: int) -> str:
+    return (
+        f"Lenient. Lines: chance that at least one of k samples is right (unbiased, of {most} "
+        f"samples), with {percent(data.confidence, 0)} intervals. Dashes: that the commonest "
+        "answer among k is right (cons@k)."
+    )
 
 
 def use_of_tokens(data: Gathered) -> Chart | None:

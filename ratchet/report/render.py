@@ -29,24 +29,6 @@ def ladder(data: Gathered, benchmark: str) -> Row:
     return {"benchmark": benchmark, "about": about, "verdict": verdict, "arms": arms}
 
 
-def price_note(data: Gathered) -> str:
-    """What RL's gain over the arm it started from cost in device time; empty without a gain."""
-    before, last = data.arms[-2:]
-    row = next(
-        row
-        for row in data.pair_rows(before, last, "strict")
-        if (row["benchmark"], row["band"]) == (data.benchmarks[0], "all")
-    )
-    seconds = data.manifests["grpo"].device_seconds
-    if direction(row, data.confidence) <= 0 or not seconds:
-        return ""
-    name = "warm start" if before == "warmstart" else before
-    return (
-        f"RL took {words.duration(seconds)} of device time for {words.points(row['difference'])} "
-        f"points over the {name}: {words.duration(seconds / (100 * row['difference']))} per point"
-    )
-
-
 def pair_table(data: Gathered, decoding: str) -> list[Row]:
     """Differences on whole benchmarks: strict and lenient of each pair side by side."""
     rows = []
@@ -68,6 +50,29 @@ def pair_table(data: Gathered, decoding: str) -> list[Row]:
             }
         )
     return sorted(rows, key=lambda row: data.benchmarks.index(row["benchmark"]))
+
+
+def band_table(data: Gathered) -> list[Row]:
+    """Differences of the last arm against the first by band, strict and lenient side by side."""
+    first, last = data.arms[0], data.arms[-1]
+    return [
+        {"strict": strict, "lenient": lenient, "moved": direction(strict, data.confidence)}
+        for strict, lenient in zip(
+            data.pair_rows(first, last, "strict"),
+            data.pair_rows(first, last, "lenient"),
+            strict=True,
+        )
+        if strict["band"] != "all"
+    ]
+
+
+def at_k_table(data: Gathered) -> list[Row]:
+    """pass@k and cons@k of every arm on whole benchmarks, a row per arm; empty without samples."""
+    return [
+        {"benchmark": row["benchmark"], "arm": data.arm_name(row["arm"]), "figures": row["at_k"]}
+        for row in data.summary["arms"]
+        if row["band"] == "all" and row["at_k"]
+    ]
 
 
 def shown_flips(data: Gathered) -> list[Row]:
@@ -139,7 +144,9 @@ def charts(data: Gathered) -> dict[str, Chart | None]:
     return {
         "forest": plots.forest(data),
         "bands": plots.by_band(data),
+        "at_k": plots.at_k(data),
         "pass_rates": plots.pass_rates(data),
+        "pass_rates_after": plots.pass_rates_after(data),
         "tokens": plots.use_of_tokens(data),
         "total_reward": curves.total_reward(data),
         "accuracy": curves.accuracy(data),
@@ -162,8 +169,8 @@ def headline(data: Gathered) -> Row:
     return {"verdict": first, "row": row, "moved": direction(row, data.confidence)}
 
 
-def render(data: Gathered) -> str:
-    """The page."""
+def render(data: Gathered, drawn: dict[str, Chart | None] | None = None) -> str:
+    """The page; `drawn` are its `charts` where they are at hand."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     env = Environment(
@@ -185,11 +192,13 @@ def render(data: Gathered) -> str:
         data=data,
         style=(FOLDER / STYLE).read_text(encoding="utf-8"),
         headline=headline(data),
-        price_note=price_note(data),
+        warnings=data.summary["warnings"],
         ladders=[ladder(data, benchmark) for benchmark in data.benchmarks],
         pairs=pair_table(data, "greedy"),
         sampled_pairs=pair_table(data, "sampled"),
-        charts=charts(data),
+        bands=band_table(data),
+        at_k=at_k_table(data),
+        charts=charts(data) if drawn is None else drawn,
         flips=shown_flips(data),
         stages=stage_rows(data),
         configs=configs(data),
