@@ -16,7 +16,15 @@ from typing import Annotated
 
 import typer
 
-from ratchet import cli_browse, cli_compare, cli_export, cli_plan, cli_training, cli_verify
+from ratchet import (
+    cli_audit,
+    cli_browse,
+    cli_compare,
+    cli_export,
+    cli_plan,
+    cli_training,
+    cli_verify,
+)
 from ratchet.errors import EXIT_USER_ERROR, UserError
 
 app = typer.Typer(
@@ -114,6 +122,33 @@ def plan(
     cli_plan.show(request, as_json)
 
 
+@app.command("audit-sync")
+def audit_sync(
+    preset: PresetOption = None,
+    from_run: FromOption = None,
+    assignments: SetOption = None,
+    mode: Annotated[
+        cli_audit.Mode | None, typer.Option(help="How weights are synced; else as configured.")
+    ] = None,
+    server: Annotated[
+        bool, typer.Option("--server", help="Sample from a vLLM server, not beside the trainer.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Audit again even if one exists.")] = False,
+    data: DataOption = None,
+    store: StoreOption = cli_browse.DEFAULT_STORE,
+) -> None:
+    """Prove that sampler and trainer are one policy, or say why they aren't.
+
+    Takes the model that GRPO would start from if the run has made it, else the start model. Exit
+    code 1 when the audit fails.
+    """
+    request = cli_plan.Request(preset, from_run, assignments or [], None, data, store)
+    record = cli_audit.prepare_audit(request, mode, server=server, force=force, command=_command())
+    code = _run_module("flows.run", "--store", str(store.absolute()), "--run", record.run_id)
+    cli_audit.show_audit(request, record)
+    raise typer.Exit(code)
+
+
 @app.command()
 def presets() -> None:
     """List the shipped presets."""
@@ -150,6 +185,11 @@ def _start_module(module: str, *arguments: str) -> None:
     Ctrl-C reaches the child too (same process group), SIGTERM is passed on; we wait for it to
     clean up.
     """
+    raise typer.Exit(_run_module(module, *arguments))
+
+
+def _run_module(module: str, *arguments: str) -> int:
+    """See `_start_module`; the exit code."""
     process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
     signal.signal(signal.SIGTERM, lambda *_: process.terminate())
     while True:
@@ -158,7 +198,7 @@ def _start_module(module: str, *arguments: str) -> None:
             break
         except KeyboardInterrupt:
             continue
-    raise typer.Exit(code if code >= 0 else 128 - code)
+    return code if code >= 0 else 128 - code
 
 
 def main() -> None:

@@ -1,21 +1,22 @@
 """Reinforcement learning on verifiable rewards: TRL's `GRPOTrainer`, LoRA or all weights.
 
-Completions come from a vLLM engine in the trainer's process where the run samples with vLLM (also
-on a CPU), from the trainer's own model otherwise. Weights reach vLLM as an adapter version, or
-all of them (`tasks.sync`). One optimizer step uses `prompts_per_step` groups. What each part adds
-to TRL is said in `tasks.rl.trainer`.
+Where the run samples with vLLM, completions come from an engine in the trainer's process (also on a
+CPU) or from a server that the stage starts; from the trainer's own model otherwise. Weights reach
+vLLM as an adapter version, or all of them (`tasks.sync`). One optimizer step uses
+`prompts_per_step` groups. What each part adds to TRL is said in `tasks.rl.trainer`.
 
-A killed run continues from its newest complete checkpoint (`tasks.resume`) and repeats the steps
-after it exactly: data order, sampling seeds and optimizer state are functions of the seed and the
-step. A run that the drift guard halts has saved the policy before the doubtful batch.
+A killed run continues from its newest complete checkpoint (`tasks.resume`) and, but for vLLM in a
+server, repeats the steps after it exactly: data order, sampling seeds and optimizer state are
+functions of the seed and the step. A run that the drift guard halts has saved the policy before
+the doubtful batch.
 
-Not covered: refilling groups without reward variance, a sampler in a server of its own, choosing
-the checkpoint on a dev slice.
+Not covered: refilling groups without reward variance, choosing the checkpoint on a dev slice.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from ratchet.config import (
     GrpoConfig,
@@ -28,6 +29,7 @@ from ratchet.config import (
 )
 from ratchet.step_records import StepRecords
 from tasks.context import StageContext, StageResult
+from tasks.lora import lora_config
 from tasks.models import load_tokenizer
 from tasks.resume import newest_checkpoint
 from tasks.rl.build import Sections, build_trainer
@@ -56,7 +58,7 @@ def run(
     prompts = build_prompts(questions, tokenizer, prompt, enable_thinking=model.enable_thinking)
     ctx.log(f"{len(questions)} questions, {grpo.steps} steps of {grpo.prompts_per_step} groups")
     records = StepRecords(ctx.work_dir / "steps")
-    watch = Watch(ctx, grpo.steps)
+    watch = Watch(ctx, grpo.steps, records, sections.as_json(), _adapter(grpo))
     settings = {"grpo": grpo.model_dump(mode="json"), "rewards": rewards.model_dump(mode="json")}
     with wandb_run(ctx, "grpo", wandb, settings) as wandb_place:
         trainer = build_trainer(ctx, sections, tokenizer, prompts, records, watch)
@@ -92,6 +94,12 @@ def run(
         device_seconds=summary["train_seconds"],
         wandb_run=wandb_place,
     )
+
+
+def _adapter(grpo: GrpoConfig) -> dict[str, Any] | None:
+    """The adapter's configuration as the doctor reads it."""
+    found = lora_config(grpo.lora)
+    return None if found is None else found.to_dict()
 
 
 def _train(ctx: StageContext, trainer: RolloutTrainer, records: StepRecords) -> None:

@@ -114,6 +114,10 @@ class Store:
         """Where the artifact lies or would lie."""
         return self.root / stage / key
 
+    def work_folder(self, stage: str, key: str) -> Path:
+        """Where a stage keeps what it has so far, while it runs and after a crash."""
+        return self.root / stage / f".work-{key}"
+
     def find(self, stage: str, key: str) -> Artifact | None:
         """The artifact if it is complete; its files aren't looked at."""
         folder = self.folder(stage, key)
@@ -177,7 +181,7 @@ class Store:
         for left in parent.glob(f".new-{key}-*"):  # of a dead owner: we hold the lock
             shutil.rmtree(left)
         out_dir = parent / f".new-{key}-{secrets.token_hex(4)}"
-        work_dir = parent / f".work-{key}"
+        work_dir = self.work_folder(stage, key)
         out_dir.mkdir()
         work_dir.mkdir(exist_ok=True)
         try:
