@@ -73,12 +73,12 @@ def deployments(store: Path) -> list[RunnerDeployment]:
     ]
     found += [
         deployment(
-            getattr(triggers, name),
+            stage_flow,
             name,
             f"flows.triggers.{name}",
-            f"One stage of an earlier run again: {described.gist}.",
+            f"One stage of an earlier run again: {STAGES[name].gist}.",
         )
-        for name, described in STAGES.items()
+        for name, stage_flow in triggers.STAGE_FLOWS.items()
     ]
     found += [
         deployment(

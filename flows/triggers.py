@@ -133,16 +133,6 @@ def _stage_flow(stage: str) -> Flow[..., Any]:
     return flow(name="stage", persist_result=False)(rerun)
 
 
+STAGE_FLOWS = {stage: _stage_flow(stage) for stage in STAGES}
 # Prefect finds a served flow by module and attribute.
-model = _stage_flow("model")
-questions = _stage_flow("questions")
-benchmark = _stage_flow("benchmark")
-presample = _stage_flow("presample")
-score = _stage_flow("score")
-filter = _stage_flow("filter")
-warmstart_sft = _stage_flow("warmstart_sft")
-warmstart_opd = _stage_flow("warmstart_opd")
-grpo = _stage_flow("grpo")
-evaluate = _stage_flow("evaluate")
-compare = _stage_flow("compare")
-report = _stage_flow("report")
+globals().update(STAGE_FLOWS)

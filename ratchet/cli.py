@@ -62,6 +62,14 @@ DataOption = Annotated[
     ),
 ]
 StoreOption = cli_browse.StoreOption
+HereOption = Annotated[
+    bool,
+    typer.Option(
+        "--here",
+        help="Run it in this terminal's process and environment, even where `ratchet ui` would "
+        "run it.",
+    ),
+]
 
 
 @app.command()
@@ -75,6 +83,7 @@ def run(
     ] = None,
     data: DataOption = None,
     store: StoreOption = cli_browse.DEFAULT_STORE,
+    here: HereOption = False,
 ) -> None:
     """Run the whole pipeline: from questions to the report.
 
@@ -82,14 +91,19 @@ def run(
     """
     request = cli_plan.Request(preset, from_run, assignments or [], name, data, store)
     record = cli_plan.prepare(request, targets=[], force=force or [], command=_command())
-    _start_flow(store, record.run_id)
+    _start_flow(store, record.run_id, here)
 
 
 @app.command()
 def stage(
     stage_name: Annotated[str, typer.Argument(metavar="NAME", help="The stage, such as filter.")],
     from_run: Annotated[
-        str, typer.Option("--run", "-r", help="The run it belongs to: id, name or 'latest'.")
+        str,
+        typer.Option(
+            "--run",
+            "-r",
+            help="The run it belongs to: id, name, 'latest', or the key of an artifact it made.",
+        ),
     ] = "latest",
     assignments: SetOption = None,
     force: Annotated[bool, typer.Option("--force", help="Make it anew even if it exists.")] = False,
@@ -98,6 +112,7 @@ def stage(
     ] = False,
     data: DataOption = None,
     store: StoreOption = cli_browse.DEFAULT_STORE,
+    here: HereOption = False,
 ) -> None:
     """Run one stage of an earlier run, with other settings if you like.
 
@@ -105,7 +120,7 @@ def stage(
     """
     request = cli_plan.Request(None, from_run, assignments or [], None, data, store)
     record = cli_plan.prepare_stage(request, stage_name, force, downstream, _command())
-    _start_flow(store, record.run_id)
+    _start_flow(store, record.run_id, here)
 
 
 @app.command()
@@ -174,9 +189,10 @@ def _command() -> str:
     return shlex.join(["ratchet", *sys.argv[1:]])
 
 
-def _start_flow(store: Path, run_id: str) -> None:
+def _start_flow(store: Path, run_id: str, here: bool) -> None:
     """Carry out a recorded run in its own process and exit as it does."""
-    _start_module("flows.run", "--store", str(store.absolute()), "--run", run_id)
+    arguments = ["--store", str(store.absolute()), "--run", run_id]
+    _start_module("flows.run", *arguments, *(["--here"] if here else []))
 
 
 def _start_module(module: str, *arguments: str) -> None:

@@ -107,6 +107,8 @@ def _show_run(store: Store, run: RunRecord, as_json: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from ratchet.store.standing import standing
+
     console = Console()
     console.print(f"[bold]{run.run_id}[/]  {run.status}", highlight=False)
     console.print(f"{run.created_at[:19]} UTC   {run.command}", highlight=False, style="dim")
@@ -115,11 +117,12 @@ def _show_run(store: Store, run: RunRecord, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("stage", "state", "artifact", "seconds"):
         table.add_column(heading, overflow="fold")
+    stands = standing(store, run)
     for name, node in run.nodes.items():
         made = store.find(node.stage, node.key) is not None
         table.add_row(
             name,
-            node.state,
+            stands[name],
             f"{node.stage}/{node.key[:8]}" if made else "",
             "" if node.seconds is None else f"{node.seconds:.1f}",
         )
@@ -127,6 +130,22 @@ def _show_run(store: Store, run: RunRecord, as_json: bool) -> None:
     console.print(
         f"in {_shorter(store.root)}; `ratchet show {run.name}/STAGE` tells more", style="dim"
     )
+    for line in _advice(store, run, stands):
+        console.print(line, highlight=False)
+
+
+def _advice(store: Store, run: RunRecord, stands: dict[str, str]) -> Iterator[str]:
+    """What to do about stages that are stale or missing, and where a whole result is."""
+    from ratchet.store.standing import last_complete
+
+    if "stale" in stands.values():
+        yield (
+            "stale: made from something that has changed since; "
+            f"`ratchet run --run {run.run_id}` makes these anew"
+        )
+    complete = last_complete(store)
+    if complete is not None and run.status not in ("completed", "running"):
+        yield f"The last complete run is {complete.run_id}."
 
 
 def _shorter(path: Path) -> str:

@@ -93,8 +93,16 @@ def _node_artifact(store: Store, run_ref: str, node: str) -> Artifact:
     found = record.nodes[node]
     artifact = store.find(found.stage, found.key)
     if artifact is None:
-        raise UserError(f"'{node}' of run {record.run_id} has not been made ({found.state})")
+        other = next((run for run in all_runs(store) if _has(store, run, node)), None)
+        hint = "" if other is None else f"; the newest that has one is {other.run_id}/{node}"
+        raise UserError(f"'{node}' of run {record.run_id} has not been made ({found.state}){hint}")
     return artifact
+
+
+def _has(store: Store, run: RunRecord, node: str) -> bool:
+    """Whether the run's node is there."""
+    found = run.nodes.get(node)
+    return found is not None and store.find(found.stage, found.key) is not None
 
 
 def names_a_run(store: Store, ref: str) -> bool:

@@ -36,6 +36,8 @@ class NodeState(StrEnum):
     REUSED = "reused"
     DONE = "done"
     FAILED = "failed"
+    STALE = "stale"
+    """Made by an earlier run from inputs that this one replaces, and not asked for in this one."""
 
 
 class RunStatus(StrEnum):
