@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from rich.markup import escape
@@ -37,6 +37,7 @@ EXIT_CODES = {
     WorkerState.USER_ERROR: 2,
     WorkerState.CRASHED: 1,
     WorkerState.STOPPED: 130,
+    WorkerState.REFUSED: 1,
 }
 Slot = Callable[[], AbstractContextManager[None]]
 STOPPED = "stopped; the same command continues here"
@@ -85,6 +86,15 @@ class NodeOutcome:
 
 def _ignore(event: Event) -> None:
     """A listener that doesn't listen."""
+
+
+def _judged(worker: WorkerOutcome) -> WorkerOutcome:
+    """The worker's end, turned into a refusal where what it made says that the run mustn't go on
+    (`refused` in its summary). The artifact is there all the same."""
+    done = worker.state in (WorkerState.BUILT, WorkerState.REUSED)
+    if done and (reason := worker.summary.get("refused")):
+        return replace(worker, state=WorkerState.REFUSED, message=reason)
+    return worker
 
 
 class Conductor:
@@ -304,6 +314,7 @@ class Conductor:
 
     def _note(self, planned: PlannedNode, worker: WorkerOutcome) -> NodeOutcome:
         """Turn the worker's end into the node's, on record and on screen."""
+        worker = _judged(worker)
         state = {
             WorkerState.REUSED: NodeState.REUSED,
             WorkerState.BUILT: NodeState.DONE,

@@ -39,6 +39,7 @@ OWN_SECTION = {
     "filter": "filter",
     "warmstart_sft": "sft",
     "warmstart_opd": "opd",
+    "audit": "audit",
     "grpo": "grpo",
     "evaluate": "evaluate",
 }

@@ -41,12 +41,18 @@ from ratchet.store.runs import NodeState
 from ratchet.store.store import Store
 from tasks.launch import Event, WorkerState
 
+REFUSED = "Refused"
+"""State of a stage that is there and says that the run mustn't go on."""
+
 
 def _final_state(outcome: NodeOutcome) -> State[Any]:
     """The Prefect state that tells what became of a node."""
     if outcome.ok:
         name = "Cached" if outcome.state is NodeState.REUSED else "Completed"
         return State(type=StateType.COMPLETED, name=name, message=outcome.ref, data=outcome.ref)
+    if outcome.worker_state is WorkerState.REFUSED:
+        words = f"{outcome.name}: {outcome.message}"
+        return State(type=StateType.FAILED, name=REFUSED, message=words)
     ending = {WorkerState.STOPPED: Cancelled, WorkerState.CRASHED: Crashed}
     made = Crashed if outcome.message == ENDED else ending.get(outcome.worker_state, Failed)
     return made(message=f"{outcome.name}: {outcome.message}")

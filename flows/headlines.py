@@ -47,6 +47,12 @@ def _grpo(summary: Summary) -> str:
     )
 
 
+def _audit(summary: Summary) -> str:
+    if not summary["passed"]:
+        return f"failed, {summary['probe']}: {summary['cause']}"
+    return f"passed, drift {summary['drift_last']:.1e} after {summary['num_syncs']} syncs"
+
+
 def _presample(summary: Summary) -> str:
     rate = summary["tokens_per_second"]  # None where all was sampled before
     speed = f", {rate:,.0f} tokens/s" if rate else ""
@@ -68,6 +74,7 @@ HEADLINES: dict[str, Callable[[Summary], str]] = {
     "filter": lambda s: f"{s['roles']['rl']:,} for RL, {s['roles']['warmup']:,} to warm up",
     "warmstart_sft": _loss,
     "warmstart_opd": _loss,
+    "audit": _audit,
     "grpo": _grpo,
     "evaluate": _evaluate,
     "compare": lambda s: s["outcome"],
@@ -80,6 +87,7 @@ LABELS: dict[str, Callable[[Summary], str]] = {
     "presample": lambda s: f"{s['num_completions']:,} completions",
     "score": lambda s: f"lenient {_share(s['lenient'])}",
     "filter": lambda s: f"{s['roles']['rl']:,} for RL",
+    "audit": lambda s: "passed" if s["passed"] else f"failed: {s['cause']}",
     "grpo": lambda s: f"strict {_share(s['strict_first'])} → {_share(s['strict_last'])}",
     "evaluate": _evaluate_label,
     "report": lambda s: "",

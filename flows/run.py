@@ -1,7 +1,8 @@
 """Carries out a recorded run: `python -m flows.run --store PATH --run RUN_ID`.
 
 `ratchet run` and `ratchet stage` write the record and start this. Exit code 0 when the targets
-are there, 2 when the user can fix what stopped it, 1 for a crash, 130 after Ctrl-C.
+are there, 2 when the user can fix what stopped it, 1 for a crash or a failed audit, 130 after
+Ctrl-C.
 
 **When everything exists already and no Prefect server runs, Prefect is left out.** Importing it
 and starting a server costs 6 s on two idle cores and up to 25 s on busy ones, to record that no
@@ -23,11 +24,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from flows import server, settings
-from flows.conductor import Conductor
+from flows.conductor import EXIT_CODES, Conductor
 from flows.follow import EXIT_INTERRUPTED, find_serving, hand_over
 from ratchet.errors import EXIT_USER_ERROR, UserError
 from ratchet.store.runs import run_folder
 from ratchet.store.store import Store
+from tasks.launch import WorkerState
 
 
 def run_bare(conductor: Conductor) -> int:
@@ -54,13 +56,17 @@ def run_with_prefect(conductor: Conductor, api_url: str | None) -> int:
         os.environ["PREFECT_API_URL"] = api_url
         from prefect.client.schemas.objects import StateType
 
-        from flows.full import full
+        from flows.audit import audit
+        from flows.full import REFUSED, full
         from flows.publish import send_what_is_queued
         from flows.stage import stage
 
         if server.PRIVATE in os.environ:
             server.wait_until_healthy(process, port, log_file)
-        flow = full if conductor.is_whole_run else stage
+        if conductor.is_whole_run:
+            flow = full
+        else:
+            flow = audit if conductor.record.targets == ["audit"] else stage
         state = flow(
             store=str(conductor.store.root), run_id=conductor.record.run_id, return_state=True
         )
@@ -68,6 +74,8 @@ def run_with_prefect(conductor: Conductor, api_url: str | None) -> int:
     escaped = state.result(raise_on_failure=False)
     if isinstance(escaped, BaseException):
         raise escaped  # a fault of ours; what stops a stage comes back as a state
+    if state.name == REFUSED:
+        return EXIT_CODES[WorkerState.REFUSED]
     codes = {
         StateType.COMPLETED: 0,
         StateType.FAILED: EXIT_USER_ERROR,

@@ -25,6 +25,7 @@ STORED = {
     "compare": "comparison",
     "warmstart_sft": "metrics",
     "warmstart_opd": "metrics",
+    "audit": "audit",
     "grpo": "metrics",
 }
 """Stage → its table of figures."""

@@ -90,7 +90,8 @@ def run(
         facts = handle.facts()
     finally:
         trainer.vllm_generation.close()
-    ctx.write_table("audit", [row.as_dict() for row in found.rows])
+    rows = [row.as_dict() for row in found.rows]
+    ctx.write_table("audit", rows)
     summary = _summary(found, settings) | {
         "mode": facts.mode,
         "setup_seconds": made - start,
@@ -99,7 +100,7 @@ def run(
     ctx.log(f"{'passed' if found.ok else 'FAILED'}: {found.diagnosis.words}")
     return StageResult(
         summary=summary,
-        markdown=markdown(summary, found.rows),
+        markdown=markdown(summary, rows),
         sampled_tokens=found.num_tokens,
         device_seconds=time.monotonic() - start,
     )

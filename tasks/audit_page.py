@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tasks.sync.rows import Row
+from ratchet.audit_rows import worst_rows
 
 PROBES = {
     "P0": "configuration",
@@ -16,7 +16,7 @@ PROBES = {
 }
 
 
-def markdown(summary: Mapping[str, Any], rows: Sequence[Row]) -> str:
+def markdown(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     """Verdict, figures, and a table with the worst of all syncs per check and group."""
     verdict = (
         f"**Passed.** {summary['num_syncs']} syncs, {summary['num_checks']} checks."
@@ -39,20 +39,10 @@ def markdown(summary: Mapping[str, Any], rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def worst_rows(rows: Sequence[Row]) -> list[Row]:
-    """One row per probe, check and group, in the probes' order: the worst of all syncs."""
-    worst: dict[tuple[str, str, str], Row] = {}
-    for row in rows:
-        key = (row.probe.value, row.check, row.group)
-        if key not in worst or (not row.ok, row.value) > (not worst[key].ok, worst[key].value):
-            worst[key] = row
-    return sorted(worst.values(), key=lambda row: row.probe.value)
-
-
-def _line(row: Row) -> str:
-    told = row.limit > 0 or row.value > 0
-    value, limit = (f"{row.value:.1e}", f"{row.limit:.0e}") if told else ("", "")
-    of = f"{row.group} ({row.count})" if row.count > 1 else row.group
-    probe = f"{row.probe.value} {PROBES[row.probe.value]}"
-    state = "ok" if row.ok else "**wrong**"
-    return f"| {probe} | {row.check} | {of} | {value} | {limit} | {state} | {row.worst} |"
+def _line(row: Mapping[str, Any]) -> str:
+    told = row["limit"] > 0 or row["value"] > 0
+    value, limit = (f"{row['value']:.1e}", f"{row['limit']:.0e}") if told else ("", "")
+    of = f"{row['group']} ({row['count']})" if row["count"] > 1 else row["group"]
+    probe = f"{row['probe']} {PROBES[row['probe']]}"
+    state = "ok" if row["ok"] else "**wrong**"
+    return f"| {probe} | {row['check']} | {of} | {value} | {limit} | {state} | {row['worst']} |"

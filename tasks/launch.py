@@ -31,6 +31,7 @@ class WorkerState(StrEnum):
     USER_ERROR = "user_error"
     CRASHED = "crashed"
     STOPPED = "stopped"
+    REFUSED = "refused"
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,6 @@ def test_plan_says_what_a_setting_would_change(tmp_path: Path) -> None:
         ).stdout
     )  # fmt: skip
     changed = [a["node"] for a, b in zip(rows, other, strict=True) if a["key"] != b["key"]]
-    assert changed == [
+    assert [name for name in changed if name != "audit"] == [  # without vLLM there is none
         "filter", "warmstart", "grpo", "evaluate.warmstart", "evaluate.rl", "compare", "report",
     ]  # fmt: skip
