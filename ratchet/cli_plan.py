@@ -29,7 +29,8 @@ class Request:
     store: Path
 
 
-def _open_store(path: Path) -> Store:
+def open_store(path: Path) -> Store:
+    """The store in a folder that may not be there yet."""
     from ratchet.store.store import Store
 
     if path.exists() and not path.is_dir():
@@ -81,9 +82,10 @@ def _check_model(config: RunConfig) -> None:
         )
 
 
-def _record(
+def new_record(
     config: RunConfig, plan: Plan, targets: list[str], force: list[str], command: str
 ) -> RunRecord:
+    """The record of a run of `plan`, of all its nodes where `targets` is empty."""
     from ratchet.store.runs import NodeRecord, RunRecord, new_run_id, now
 
     return RunRecord(
@@ -113,11 +115,11 @@ def prepare(request: Request, targets: list[str], force: list[str], command: str
     from ratchet.plan import make_plan
     from ratchet.store.runs import create_run
 
-    store = _open_store(request.store)
+    store = open_store(request.store)
     config, previous = resolve(request, store)
     names = [node.name for name in force for node in nodes_named(config, name)]
     plan = make_plan(config, store, force=frozenset(names), previous=previous)
-    record = _record(config, plan, targets, names, command)
+    record = new_record(config, plan, targets, names, command)
     if request.preset is not None:
         record = record.model_copy(update={"preset": preset_path(request.preset).stem})
     else:
@@ -135,14 +137,14 @@ def prepare_stage(
     from ratchet.plan import make_plan
     from ratchet.store.runs import create_run
 
-    store = _open_store(request.store)
+    store = open_store(request.store)
     config, previous = resolve(request, store)
     assert previous is not None
     wanted = {node.name for node in nodes_named(config, stage_name)}
     plan = make_plan(
         config, store, force=frozenset(wanted) if force else frozenset(), previous=previous
     )
-    above = set().union(*(ancestors(config, name) for name in wanted)) - wanted
+    above = set().union(*(ancestors(config, name, read=True) for name in wanted)) - wanted
     first = next(
         (node for node in plan.nodes if node.node.name in above and node.state == "run"), None
     )
@@ -152,7 +154,7 @@ def prepare_stage(
     names = [planned.node.name for planned in plan.nodes]
     targets = [name for name in names if name in wanted | below]
     forced = [name for name in names if name in wanted] if force else []
-    record = _record(config, plan, targets, forced, command)
+    record = new_record(config, plan, targets, forced, command)
     record = _based_on(previous, record)
     create_run(store, record)
     return record
@@ -192,7 +194,7 @@ def show(request: Request, as_json: bool) -> None:
     """Print the plan."""
     from ratchet.plan import make_plan
 
-    store = _open_store(request.store)
+    store = open_store(request.store)
     config, previous = resolve(request, store)
     plan = make_plan(config, store, previous=previous)
     seconds = _last_seconds(store)
