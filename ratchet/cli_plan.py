@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ratchet.config import RunConfig
     from ratchet.plan import Plan, PlannedNode
     from ratchet.store.runs import RunRecord
-    from ratchet.store.store import Store
+    from ratchet.store.store import Artifact, Store
 
 
 @dataclass(frozen=True)
@@ -214,6 +214,18 @@ def show(request: Request, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     _print_plan(config, rows)
+    _print_foresight(config, store.find("questions", plan.named("questions").key))
+
+
+def _print_foresight(config: RunConfig, questions: Artifact | None) -> None:
+    """What the comparison will be able to see, from the questions themselves if they are there."""
+    from ratchet.foresight import counts_in, expected_counts, foresight
+
+    counts = expected_counts(config) if questions is None else counts_in(questions)
+    lines = foresight(counts, config.evaluate.confidence)
+    if lines:
+        print("\nThe comparison at the end finds a true difference, 4 times in 5, from")
+        print("\n".join(f"  {line}" for line in lines))
 
 
 def _few(names: list[str], what: str) -> str:

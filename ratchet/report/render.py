@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from ratchet.foresight import foresight
 from ratchet.report import curves, plots, words
 from ratchet.report.figures import Chart
 from ratchet.report.gather import Gathered, Row
@@ -120,6 +121,12 @@ def _flat(value: Any, path: str = "") -> Iterator[str]:
         yield f"{path} = {json.dumps(value, ensure_ascii=False)}"
 
 
+def foreseen(data: Gathered) -> list[str]:
+    """What the comparison could have seen, benchmark by benchmark, known before training."""
+    counts = {name: data.arm_row(data.arms[0], name)["num_questions"] for name in data.benchmarks}
+    return foresight(counts, data.confidence)
+
+
 def configs(data: Gathered) -> list[tuple[str, str]]:
     """(node, its resolved configuration as text)."""
     return [
@@ -197,6 +204,7 @@ def render(data: Gathered, drawn: dict[str, Chart | None] | None = None) -> str:
         pairs=pair_table(data, "greedy"),
         sampled_pairs=pair_table(data, "sampled"),
         bands=band_table(data),
+        foreseen=foreseen(data),
         at_k=at_k_table(data),
         charts=charts(data) if drawn is None else drawn,
         flips=shown_flips(data),
