@@ -41,14 +41,16 @@ def prepare_audit(
 
     store = cli_plan.open_store(request.store)
     wanted = ["audit.preflight=true"]
-    wanted += [] if mode is None else [f'grpo.sync="{mode}"']
-    wanted += ['grpo.vllm_mode="server"'] if server else []
+    wanted += [] if mode is None else [f'audit.sync="{mode}"']
+    wanted += ['audit.vllm_mode="server"'] if server else []
     config, previous = cli_plan.resolve(_with(request, wanted), store)
     if config.sampler.engine != "vllm":
         raise UserError(
             "the trainer's own weights do the sampling (sampler.engine = 'transformers'), so there "
             "is no sync to audit: set sampler.engine = 'vllm'"
         )
+    if mode is Mode.ADAPTER and not config.grpo.lora.enabled:
+        raise UserError("--mode adapter needs an adapter: set grpo.lora.enabled = true")
     if not _policy_is_there(config, store):
         config, previous = cli_plan.resolve(_with(request, wanted + START_MODEL), store)
     if not config.name.endswith(SUFFIX):  # no run of the pipeline, and not to be taken for one

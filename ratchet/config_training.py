@@ -131,6 +131,10 @@ class AuditConfig(Section):
     """Audit the weight sync before GRPO and stop the run if it fails; where vLLM samples."""
     syncs: int = Field(default=3, ge=1)
     """Random versions that are synced and examined, one after the other."""
+    sync: Literal["run", "adapter", "merged"] = "run"
+    """How weights are synced in the audit; 'run' = as GRPO will."""
+    vllm_mode: Literal["run", "colocate", "server"] = "run"
+    """Where vLLM runs in the audit; 'run' = where GRPO will have it."""
 
 
 class GuardConfig(Section):

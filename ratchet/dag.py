@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ratchet.config import RunConfig
+from ratchet.config import GrpoConfig, RunConfig
 from ratchet.config_base import Section
 from ratchet.controls import control_rewards
 from ratchet.errors import UserError
@@ -146,7 +146,9 @@ def nodes(config: RunConfig) -> list[Node]:
     found += warm + selection if resample else selection + warm
 
     policy = "warmstart" if warm else "model"
-    preflight = [Node("audit", "audit", {"model": policy})] if has_preflight(config) else []
+    preflight = []
+    if has_preflight(config):
+        preflight = [Node("audit", "audit", {"model": policy}, {"grpo": audited(config)})]
     found += preflight
     rl = Node(
         "grpo",
@@ -174,6 +176,14 @@ def nodes(config: RunConfig) -> list[Node]:
 def has_preflight(config: RunConfig) -> bool:
     """Whether the weight sync is audited before RL: there is none without vLLM."""
     return config.audit.preflight and config.sampler.engine == "vllm"
+
+
+def audited(config: RunConfig) -> GrpoConfig:
+    """The settings of GRPO as the audit is to see them."""
+    asked = {"sync": config.audit.sync, "vllm_mode": config.audit.vllm_mode}
+    return config.grpo.model_copy(
+        update={name: value for name, value in asked.items() if value != "run"}
+    )
 
 
 def further_arms(config: RunConfig, rl: Node) -> dict[str, Node]:

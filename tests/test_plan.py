@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import pytest
 from test_store import manifest
 
+from ratchet.cli_audit import Mode, prepare_audit
 from ratchet.cli_plan import Request, prepare, prepare_stage
 from ratchet.config import RunConfig
 from ratchet.config_load import load_config, preset_names
-from ratchet.dag import ancestors
+from ratchet.dag import ancestors, descendants
 from ratchet.errors import UserError
 from ratchet.plan import Plan, changes, make_plan
-from ratchet.store.runs import RunRecord, load_run
+from ratchet.store.lineage import find_run
+from ratchet.store.runs import NodeState, RunRecord, RunStatus, load_run, update_run
+from ratchet.store.standing import last_complete, standing
 from ratchet.store.store import Store
 
 NEEDS_PACKAGE = "smollm2"
+AUDIT = {"audit"} if importlib.util.find_spec("vllm") else set()
+"""The weight sync is audited where there is one."""
 
 
 @pytest.mark.parametrize("name", preset_names())
@@ -79,7 +85,8 @@ def test_what_exists_is_reused_and_a_change_reruns_it_and_what_follows(tmp_path:
     plan = make_plan(demo("filter.keep_below=0.9"), store, previous=record)
     running = {name for name, state in states(plan).items() if state == "run"}
     assert running == {
-        "filter", "warmstart", "grpo", "evaluate.warmstart", "evaluate.rl", "compare", "report",
+        "filter", "warmstart", *AUDIT, "grpo", "evaluate.warmstart", "evaluate.rl", "compare",
+        "report",
     }  # fmt: skip
     assert plan.named("filter").why == "filter.keep_below: 1.0 → 0.9"
     assert plan.named("evaluate.warmstart").why == "input changed: warmstart"
@@ -147,9 +154,15 @@ def test_a_stage_is_rerun_alone_or_with_what_follows(tmp_path: Path) -> None:
     assert alone.targets == ["filter"]
     assert (alone.based_on, alone.preset) == (record.run_id, "demo")
     assert load_run(store, "latest").config["filter"]["keep_below"] == 0.9
+    below = [name for name, node in alone.nodes.items() if node.state is NodeState.STALE]
+    assert {"warmstart", "grpo", "evaluate.warmstart", "evaluate.rl", "report"} <= set(below)
+    assert not {"presample", "score", "filter", "evaluate.baseline"} & set(below)
+    assert {standing(store, alone)[name] for name in below} == {"stale"}
+    assert standing(store, alone)["evaluate.baseline"] == "there"
     further = prepare_stage(again, "filter", force=False, downstream=True, command="c")
     assert set(further.targets) == {
-        "filter", "warmstart", "grpo", "evaluate.warmstart", "evaluate.rl", "compare", "report",
+        "filter", "warmstart", *AUDIT, "grpo", "evaluate.warmstart", "evaluate.rl", "compare",
+        "report",
     }  # fmt: skip
     config = demo()
     plan = make_plan(config, store)
@@ -157,6 +170,45 @@ def test_a_stage_is_rerun_alone_or_with_what_follows(tmp_path: Path) -> None:
         "filter",
         *ancestors(config, "filter"),
     }
+
+
+def test_what_was_made_from_a_replaced_artifact_is_stale(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    record = recorded(store)
+    assert set(standing(store, record).values()) == {"there"}
+    score = make_plan(demo(), store).named("score")
+    old = store.get("score", score.key).manifest
+    with store.build("score", score.key) as build:
+        (build.out_dir / "content").write_text("another result")
+        store.commit(build, old)
+    stands = standing(store, record)
+    below = {name for name, state in stands.items() if state == "stale"}
+    assert below == descendants(demo(), "score")
+    grpo = record.nodes["grpo"]
+    shutil.rmtree(store.folder(grpo.stage, grpo.key))
+    gone = record.with_node("grpo", state=NodeState.DONE)
+    assert standing(store, gone)["grpo"] == "gone"
+
+
+def test_a_run_is_named_by_what_it_made_and_the_last_complete_one_is_found(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first = recorded(store)
+    assert last_complete(store) is None
+    update_run(store, first.model_copy(update={"status": RunStatus.COMPLETED}))
+    again = request(store, from_run="latest")
+    later = prepare_stage(again, "filter", force=True, downstream=False, command="c")
+    assert load_run(store, "latest").run_id == later.run_id
+    complete = last_complete(store)
+    assert complete is not None and complete.run_id == first.run_id
+    made = make_plan(demo(), store).named("score")
+    with store.build("score", made.key) as build:
+        (build.out_dir / "content").write_text("made by the first run")
+        known = store.get("score", made.key).manifest
+        store.commit(build, known.model_copy(update={"run_id": first.run_id}))
+    for ref in (first.run_id, f"score/{made.key[:6]}", made.key[:12], f"{first.run_id}/score"):
+        assert find_run(store, ref).run_id == first.run_id
+    with pytest.raises(UserError, match="'score/ffff' is neither a run nor an artifact"):
+        find_run(store, "score/ffff")
 
 
 def test_a_setting_above_the_stage_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -178,3 +230,46 @@ def test_changes_are_told_by_path() -> None:
         "d: 2 → unset",
         "e: unset → 3",
     ]
+
+
+def test_the_audit_comes_before_training_and_is_no_part_of_its_key(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    vllm, without = demo('sampler.engine="vllm"'), demo("audit.preflight=false")
+    names = [planned.node.name for planned in make_plan(vllm, store).nodes]
+    assert names.index("audit") < names.index("grpo")
+    assert {"audit"} == ancestors(vllm, "grpo") - ancestors(vllm, "grpo", read=True)
+    plan, bare = make_plan(vllm, store), make_plan(without, store)
+    assert plan.named("grpo").key == bare.named("grpo").key
+    assert "audit" not in ancestors(without, "grpo")
+    assert "audit" not in ancestors(demo('sampler.engine="transformers"'), "grpo")
+
+
+def test_training_can_be_repeated_alone_though_its_audit_is_not_there(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    recorded(store)
+    again = request(store, "grpo.learning_rate=1e-3", from_run="latest")
+    record = prepare_stage(again, "grpo", force=False, downstream=False, command="c")
+    assert record.targets == ["grpo"]  # the audit has another key and runs first by itself
+
+
+def test_an_audit_takes_the_model_that_training_starts_from_where_it_is_there(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("vllm")
+    store = Store(tmp_path)
+    first = prepare_audit(request(store), Mode.MERGED, server=False, force=False, command="c")
+    assert first.targets == ["audit"]
+    assert first.config["audit"]["sync"] == "merged"
+    assert first.config["warmstart"]["method"] == "none"  # nothing is there yet: the start model
+    again = request(store, from_run=recorded(store).run_id)
+    second = prepare_audit(again, None, server=True, force=True, command="c")
+    assert second.config["warmstart"]["method"] == "sft"
+    assert second.config["audit"]["vllm_mode"] == "server"
+    assert second.force == ["audit"]
+    assert second.nodes["audit"].key != first.nodes["audit"].key
+
+
+def test_without_a_sync_there_is_nothing_to_audit(tmp_path: Path) -> None:
+    asked = request(Store(tmp_path), 'sampler.engine="transformers"')
+    with pytest.raises(UserError, match=r"no sync to audit: set sampler\.engine = 'vllm'"):
+        prepare_audit(asked, None, server=False, force=False, command="c")
