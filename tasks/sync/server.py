@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -36,6 +37,8 @@ START_SECONDS = 1200.0
 """A large model that compiles takes minutes; a server that is this late hangs."""
 POLL_SECONDS = 0.2
 TAIL_LINES = 20
+NUM_ERRORS = 3
+ERROR = re.compile(r"\w(Error|Exception): ")
 OF_THE_TRAINER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """Variables that describe the trainer's processes; vLLM would take them for its own."""
 
@@ -159,10 +162,12 @@ class VllmServer:
         raise self.failure(f"was not up after {START_SECONDS:.0f} s")
 
     def failure(self, what: str) -> RuntimeError:
-        """An error that says what the server did and quotes the end of its log."""
+        """An error that says what the server did and quotes its log: the first errors, which are
+        the cause, and the end."""
         lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
-        tail = "\n".join(lines[-TAIL_LINES:])
-        return RuntimeError(f"the vLLM server {what}; the end of {self.log_file}:\n{tail}")
+        errors = [line for line in lines[:-TAIL_LINES] if ERROR.search(line)][:NUM_ERRORS]
+        quoted = "\n".join([*errors, *lines[-TAIL_LINES:]])
+        return RuntimeError(f"the vLLM server {what}\nfrom {self.log_file}:\n{quoted}")
 
     def close(self) -> None:
         """Stop the server and all that it started."""

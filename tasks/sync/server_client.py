@@ -46,9 +46,10 @@ class ServerClient(VLLMClient):
         except requests.ConnectionError as error:
             raise self.server.failure("does not answer") from error
         if response.status_code != 200:
-            raise RuntimeError(
-                f"the vLLM server answered {path} with {response.status_code}: {response.text}"
-            )
+            what = f"answered {path} with {response.status_code}: {response.text}"
+            if response.status_code >= 500:  # the reason is in its log
+                raise self.server.failure(what)
+            raise RuntimeError(f"the vLLM server {what}")
         return response
 
     def _get(self, url: str, **kwargs: Any) -> dict[str, Any]:
@@ -94,22 +95,23 @@ class ServerClient(VLLMClient):
         self.current, self.model = version, version.name
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Log-probability at temperature 1 of every token after the first of each sequence."""
-        body = {
-            "model": self.model,
-            "prompt": [list(ids) for ids in token_ids],
-            "max_tokens": 1,
-            "temperature": 1.0,
-            "prompt_logprobs": 0,
-        }
-        choices = self._complete(body)["choices"]
-        return [
-            [
-                at[str(token)]["logprob"]
-                for at, token in zip(choice["prompt_logprobs"][1:], ids[1:], strict=True)
-            ]
-            for choice, ids in zip(choices, token_ids, strict=True)
-        ]
+        """Log-probability at temperature 1 of every token after the first of each sequence.
+
+        One by one: the CPU backend's LoRA can't give several prompts' log-probs at once.
+        """
+        found = []
+        for ids in token_ids:
+            body = {
+                "model": self.model,
+                "prompt": list(ids),
+                "max_tokens": 1,
+                "temperature": 1.0,
+                "prompt_logprobs": 0,
+            }
+            (choice,) = self._complete(body)["choices"]
+            pairs = zip(choice["prompt_logprobs"][1:], ids[1:], strict=True)
+            found.append([at[str(token)]["logprob"] for at, token in pairs])
+        return found
 
     def call_worker(self, method: str, *args: str) -> str | None:
         """Have the server's worker run a method of its own; what it returned, as text."""

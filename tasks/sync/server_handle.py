@@ -49,24 +49,21 @@ class ServerHandle:
     def sample(
         self, prompts: Sequence[Sequence[int]], *, n: int, temperature: float, max_tokens: int
     ) -> list[Sampled]:
-        """See `SamplerHandle.sample`; a request per prompt, since the server tells the use of its
-        prefix cache per request."""
+        """See `SamplerHandle.sample`; a request per completion, since the server tells of the
+        prefix cache per request, and of one completion only."""
         backend = self.generation
         before = backend.temperature, backend.max_completion_length
         backend.temperature, backend.max_completion_length = temperature, max_tokens
         try:
-            return [one for prompt in prompts for one in self._sample(list(prompt), n)]
+            return [self._sample(list(prompt)) for prompt in prompts for _ in range(n)]
         finally:
             backend.temperature, backend.max_completion_length = before
 
-    def _sample(self, prompt: list[int], n: int) -> list[Sampled]:
-        _, completions, logprobs, _ = self.generation.generate([prompt] * n, None, n)
+    def _sample(self, prompt: list[int]) -> Sampled:
+        _, (ids,), (values,), _ = self.generation.generate([prompt], None, 1)
         assert self.client.last_usage is not None
-        details = self.client.last_usage["prompt_tokens_details"]
-        return [
-            Sampled(prompt, list(ids), [one[0] for one in values], details["cached_tokens"])
-            for ids, values in zip(completions, logprobs, strict=True)
-        ]
+        cached = self.client.last_usage["prompt_tokens_details"]["cached_tokens"]
+        return Sampled(prompt, list(ids), [one[0] for one in values], cached)
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """See `SamplerHandle.score`."""
