@@ -21,6 +21,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from ratchet.config import RunConfig, SourceConfig, SourceKind
+from ratchet.config_training import ALGORITHMS
 from ratchet.errors import UserError
 
 PACKAGED = ("seedling", "smollm2-135m-instruct")
@@ -179,11 +180,27 @@ def _step_into(here: Any, part: str, dotted: str) -> Any:
     return here.setdefault(part, {})
 
 
+def _apply_algorithm(tree: dict[str, Any], assignments: Sequence[str]) -> None:
+    """Fill in what `grpo.algorithm` stands for. One that is newly assigned replaces what the
+    algorithm before it stood for; one in a preset gives way to the preset's other settings."""
+    grpo = tree.get("grpo", {})
+    before = grpo.get("algorithm")
+    wanted = [text for text in assignments if text.partition("=")[0].strip() == "grpo.algorithm"]
+    if wanted:
+        algorithm = _parse_value(wanted[-1].partition("=")[2])
+        for name in {name for settings in ALGORITHMS.values() for name in settings}:
+            grpo.pop(name, None)
+        tree["grpo"] = grpo | ALGORITHMS.get(algorithm, {})
+    elif before in ALGORITHMS:
+        tree["grpo"] = ALGORITHMS[before] | grpo
+
+
 def build_config(tree: dict[str, Any], assignments: Sequence[str] = ()) -> RunConfig:
     """Validate a tree of plain values after applying `--set` assignments.
 
     UserError with one line per mistake.
     """
+    _apply_algorithm(tree, assignments)
     for assignment in assignments:
         _set_value(tree, assignment)
     try:

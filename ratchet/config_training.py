@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -77,9 +77,28 @@ class OpdConfig(Section):
     """Adapters instead of full fine-tuning."""
 
 
+Algorithm = Literal["grpo", "dapo", "gspo"]
+ALGORITHMS: dict[Algorithm, dict[str, Any]] = {
+    "grpo": {},
+    "dapo": {"loss_type": "dapo", "epsilon_high": 0.28, "beta": 0.0, "refill_rounds": 4},
+    "gspo": {
+        "loss_type": "grpo",
+        "importance_sampling_level": "sequence",
+        "epsilon": 3e-4,
+        "epsilon_high": 4e-4,
+    },
+}
+"""What an algorithm sets where nobody else does: DAPO (https://arxiv.org/abs/2503.14476) clips
+higher, has no KL term and refills dead groups; GSPO (https://arxiv.org/abs/2507.18071) weighs and
+clips whole completions, in a range of their size."""
+
+
 class GrpoConfig(Section):
     """Reinforcement learning on verifiable rewards."""
 
+    algorithm: Algorithm = "grpo"
+    """Sets loss_type, importance_sampling_level, epsilon, beta and refill_rounds to go with it,
+    where they are not set themselves."""
     steps: int = Field(default=100, ge=1)
     """Optimizer steps."""
     prompts_per_step: int = Field(default=8, ge=1)
@@ -104,6 +123,9 @@ class GrpoConfig(Section):
     """Lower clip range."""
     epsilon_high: float | None = Field(default=None, gt=0)
     """Upper clip range; the lower one's when left out."""
+    refill_rounds: int = Field(default=0, ge=0)
+    """Rounds in which groups without reward variance are replaced by other questions' before the
+    gradient step (dynamic sampling); 0 = never."""
     num_iterations: int = Field(default=1, ge=1)
     """Optimizer passes over each batch of completions."""
     temperature: float = Field(default=1.0, gt=0)

@@ -10,7 +10,7 @@ server, repeats the steps after it exactly: data order, sampling seeds and optim
 functions of the seed and the step. A run that the drift guard halts has saved the policy before
 the doubtful batch.
 
-Not covered: refilling groups without reward variance, choosing the checkpoint on a dev slice.
+Not covered: choosing the checkpoint on a dev slice.
 """
 
 from __future__ import annotations

@@ -103,6 +103,7 @@ def build_trainer(
             records=records,
             oversight=Oversight(sections.guard, Guard(sections.guard, dtype), ctx.log),
             on_step=on_step,
+            refill_rounds=grpo.refill_rounds,
             model=policy,
             reward_funcs=rewards,
             args=config,

@@ -78,6 +78,11 @@ def trl_config(
     report_to: list[str],
 ) -> TrlGrpoConfig:
     """TRL's configuration; every optimizer step uses `prompts_per_step` groups."""
+    if grpo.refill_rounds and num_processes > 1:
+        raise UserError(
+            f"grpo.refill_rounds = {grpo.refill_rounds} needs a single training process, and there "
+            f"are {num_processes}: set grpo.refill_rounds = 0, or train in one process"
+        )
     on_gpu = torch.cuda.is_available()
     # A checkpoint between two passes over one batch would lose the batch.
     save_steps = math.ceil(grpo.save_every / grpo.num_iterations) * grpo.num_iterations

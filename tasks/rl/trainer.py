@@ -8,6 +8,7 @@ What is added, and why a subclass is needed for it:
   made of the run's seed, the step and the process: a resumed run repeats what it would have done.
 * Every completion is verified and kept, with its rewards, advantage and policy version; the
   figures to watch are added to what TRL logs, once per optimizer step.
+* Groups without reward variance can be replaced before the gradient step (`tasks.rl.refill`).
 * Every batch passes the drift guard before it is trained on (`ratchet.drift`).
 
 `clip_ratio/*` is left out of the metrics while `num_iterations` is 1: every batch is then used for
@@ -20,7 +21,6 @@ import hashlib
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,30 +28,20 @@ from trl import GRPOTrainer
 
 from ratchet.errors import UserError
 from ratchet.step_records import StepRecords
-from ratchet.verifier import Style, Verdict, verify_batch
-from ratchet.verifier.types import status_rates
+from ratchet.verifier import Style, verify_batch
 from tasks.rl.data import Prompts
-from tasks.rl.figures import Surprise, live_groups, sampling_figures
+from tasks.rl.figures import Surprise, sampling_figures
 from tasks.rl.halt import Oversight
+from tasks.rl.refill import Answer, Draw, Refilled, refill
+from tasks.rl.rollout import Rollout, Scoring, finite
 
 Logged = dict[str, float | int | None]
 
 
-@dataclass(frozen=True)
-class Rollout:
-    """What one process sampled for one step, before advantages are known."""
-
-    inputs: list[dict[str, Any]]
-    completions: list[str]
-    completion_ids: list[list[int]]
-    verdicts: list[Verdict]
-    rewards: torch.Tensor
-    """Shape (completions, reward functions); NaN where a reward does not apply."""
-
-
-def step_seed(seed: int, step: int, rank: int) -> int:
-    """A seed of its own for every (run, step, process)."""
-    digest = hashlib.sha256(f"{seed}/{step}/{rank}".encode()).digest()
+def step_seed(seed: int, step: int, rank: int, draw: int = 0) -> int:
+    """A seed of its own for every (run, step, process) and every further draw within a step."""
+    parts = (seed, step, rank, draw) if draw else (seed, step, rank)
+    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:4], "big")
 
 
@@ -69,6 +59,7 @@ class RolloutTrainer(GRPOTrainer):
         records: StepRecords,
         oversight: Oversight,
         on_step: Callable[[int, Logged], None],
+        refill_rounds: int = 0,
         **kwargs: Any,
     ) -> None:
         self.prompts = prompts
@@ -76,10 +67,15 @@ class RolloutTrainer(GRPOTrainer):
         self.records = records
         self.oversight = oversight
         self.on_step = on_step
+        self.refill_rounds = refill_rounds
         self.rollout: Rollout | None = None
+        self.drawn: Answer | None = None
+        self.draw = 0
+        self.selected = False
         self.surprise = Surprise()
         self.sampled_at = -1
         self._step_start = 0.0
+        self._generate_seconds = 0.0
         self._guard_seconds = 0.0
         super().__init__(**kwargs)
         oversight.begin(self)
@@ -90,17 +86,26 @@ class RolloutTrainer(GRPOTrainer):
     def _generate_single_turn(self, prompt_ids: list[list[int]], *args: Any, **kwargs: Any) -> Any:
         step = self.sampled_at = self.state.global_step
         start = time.perf_counter()
-        torch.manual_seed(step_seed(self.args.seed, step, self.accelerator.process_index))
+        rank = self.accelerator.process_index
+        torch.manual_seed(step_seed(self.args.seed, step, rank, self.draw))
         if self.use_vllm:
             self.vllm_generation.next_version = step
         answer = super()._generate_single_turn(prompt_ids, *args, **kwargs)
-        self._add("generate_seconds", time.perf_counter() - start)
+        self._generate_seconds += time.perf_counter() - start
         self._add("policy_version", step)
         if self.use_vllm:
             sync = self.vllm_generation.last_sync
             assert sync.policy_version == step, f"sampled from {sync.policy_version}, not {step}"
             self._add("sync_seconds", sync.seconds)
             self._add("sync_bytes", sync.num_bytes)
+        return answer
+
+    def _generate(self, prompts: list[str]) -> Answer:
+        """TRL's, or what was drawn for this batch already."""
+        if self.drawn is None:
+            answer: Answer = super()._generate(prompts)
+            return answer
+        answer, self.drawn = self.drawn, None
         return answer
 
     def _calculate_rewards(
@@ -111,47 +116,55 @@ class RolloutTrainer(GRPOTrainer):
         completion_ids_list: list[list[int]],
     ) -> torch.Tensor:
         gathered = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
-        verdicts = verify_batch(completions, [row["gold"] for row in inputs], self.style)
         first = self.accelerator.process_index * len(prompts)
-        mine = gathered[first : first + len(prompts)]
-        self.rollout = Rollout(inputs, completions, completion_ids_list, verdicts, mine.cpu())
-        for name, value in self._shares(self.rollout).items():
-            self._log_metric(name, value)  # TRL averages these over processes
+        mine = gathered[first : first + len(prompts)].cpu()
+        verdicts = verify_batch(completions, [row["gold"] for row in inputs], self.style)
+        self.rollout = Rollout(
+            inputs, completions, completion_ids_list, verdicts, mine, self._scoring()
+        )
         return gathered
 
-    def _shares(self, rollout: Rollout) -> dict[str, float]:
-        """Figures of this process's completions that are means over completions."""
-        count = len(rollout.completions)
-        lengths = [len(ids) for ids in rollout.completion_ids]
-        live = live_groups(self._totals(rollout.rewards), self.num_generations)
-        in_live = live.repeat_interleave(self.num_generations).tolist()
-        shares = {
-            "strict": sum(verdict.strict for verdict in rollout.verdicts) / count,
-            "lenient": sum(verdict.lenient for verdict in rollout.verdicts) / count,
-            "truncated_share": sum(map(self._truncated, rollout.completion_ids)) / count,
-            "mean_tokens": sum(lengths) / count,
-            "live_share": sum(in_live) / count,
-            "live_token_share": sum(n for n, on in zip(lengths, in_live, strict=True) if on)
-            / sum(lengths),
-        }
-        rates = status_rates(verdict.status for verdict in rollout.verdicts)
-        return shares | {f"status/{status}": rate for status, rate in rates.items()}
+    def _scoring(self) -> Scoring:
+        return Scoring(
+            self.num_generations,
+            tuple(self.reward_func_names),
+            self.reward_weights.cpu(),
+            frozenset(self.eos_token_ids),
+        )
 
-    def _truncated(self, ids: list[int]) -> bool:
-        return ids[-1] not in self.eos_token_ids
+    def _draw(self, inputs: list[dict[str, Any]], number: int) -> Draw:
+        """Sample whole groups as draw `number` of this step, and score them."""
+        self.draw = number
+        prompts = [row["prompt"] for row in inputs]
+        answer = self._generate(prompts)
+        self._calculate_rewards(inputs, prompts, answer[3], answer[1])
+        assert self.rollout is not None
+        return Draw(answer, self.rollout)
 
-    def _totals(self, rewards: torch.Tensor) -> torch.Tensor:
-        """Weighted sums of rewards (completions, functions), NaN where none applies."""
-        totals = (rewards * self.reward_weights).nansum(dim=1)
-        return totals.masked_fill(rewards.isnan().all(dim=1), math.nan)
+    def _refill(self, inputs: list[dict[str, Any]]) -> Refilled:
+        """The batch of this step, its dead groups replaced as far as the budget allows."""
+        seed = f"{self.args.seed}/{self.state.global_step}"
+        found = refill(
+            self._draw(inputs, 0),
+            self._draw,
+            self.prompts.rows,
+            max_rounds=self.refill_rounds,
+            seed=seed,
+        )
+        self.draw, self.drawn = 0, found.batch.answer
+        return found
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
+        self._generate_seconds = 0.0
+        refilled = self._refill(inputs) if self.refill_rounds else None
+        self.selected = refilled is not None and refilled.num_rounds > 0
+        if refilled is not None:
+            inputs = refilled.batch.rollout.inputs
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.state.global_step == 0:
             self._check_prompt_tokens(inputs, scored)
-        rank = self.accelerator.process_index
-        rows = self._rows(scored["advantages"].tolist())
-        self.records.write_rollouts(self.state.global_step + 1, rank, rows)
+        assert self.rollout is not None
+        self._keep(self.rollout, refilled, scored["advantages"].tolist())
         start = time.perf_counter()
         figures = self._over_processes(sampling_figures(scored))
         for name, value in figures.items():
@@ -160,11 +173,34 @@ class RolloutTrainer(GRPOTrainer):
         self._guard_seconds = time.perf_counter() - start
         return scored
 
+    def _keep(self, trained: Rollout, refilled: Refilled | None, advantages: list[float]) -> None:
+        """Write down every completion that was sampled, and log figures of them.
+
+        Accuracy, statuses and lengths are those of the first draw, which nobody selected.
+        """
+        first = trained if refilled is None else refilled.first
+        discarded = () if refilled is None else refilled.discarded
+        num_tokens = sum(rollout.num_tokens for rollout in (trained, *discarded))
+        figures = first.answer_shares() | trained.live_shares()
+        figures |= {} if refilled is None else refilled.figures()
+        figures |= {
+            "sampled_tokens": float(num_tokens * self.accelerator.num_processes),
+            "generate_seconds": self._generate_seconds,
+        }
+        for name, value in self._over_processes(figures).items():
+            self._add(name, value)
+        step, rank = self.state.global_step + 1, self.accelerator.process_index
+        rows = trained.rows(step, first=rank * len(trained.inputs), advantages=advantages)
+        for rollout in discarded:
+            rows += rollout.rows(step, advantages=None)
+        self.records.write_rollouts(step, rank, rows)
+
     def _over_processes(self, figures: dict[str, float]) -> dict[str, float]:
         """Each figure's mean over the processes, the largest for a maximum."""
         if not figures:
             return {}
-        mine = torch.tensor([list(figures.values())], device=self.accelerator.device)
+        values = [list(figures.values())]
+        mine = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
         every = self.accelerator.gather(mine)
         means, largest = every.mean(dim=0).tolist(), every.amax(dim=0).tolist()
         return {
@@ -176,37 +212,6 @@ class RolloutTrainer(GRPOTrainer):
         """The tokens that are trained on are those of the prompt, once, with nothing added."""
         for row, ids, mask in zip(inputs, scored["prompt_ids"], scored["prompt_mask"], strict=True):
             assert ids[mask.bool()].tolist() == self.prompts.ids[row["prompt"]], row["question_id"]
-
-    def _rows(self, advantages: list[float]) -> list[dict[str, Any]]:
-        """Rows of the `rollouts` table."""
-        assert self.rollout is not None
-        found = self.rollout
-        first = self.accelerator.process_index * len(found.inputs)
-        totals = self._totals(found.rewards).tolist()
-        return [
-            {
-                "step": self.state.global_step + 1,
-                "question_id": row["question_id"],
-                "sample_index": (first + i) % self.num_generations,
-                "prompt": row["prompt"],
-                "completion": found.completions[i],
-                "num_tokens": len(found.completion_ids[i]),
-                "finish_reason": "length" if self._truncated(found.completion_ids[i]) else "stop",
-                "status": found.verdicts[i].status.value,
-                "strict": found.verdicts[i].strict,
-                "lenient": found.verdicts[i].lenient,
-                "reward": _finite(totals[i]),
-                "advantage": advantages[i],
-                "policy_version": self.state.global_step,
-                **{
-                    f"reward_{name}": _finite(value)
-                    for name, value in zip(
-                        self.reward_func_names, found.rewards[i].tolist(), strict=True
-                    )
-                },
-            }
-            for i, row in enumerate(found.inputs)
-        ]
 
     def _add(self, name: str, value: float) -> None:
         self._metrics["train"][name].append(value)
@@ -239,10 +244,13 @@ class RolloutTrainer(GRPOTrainer):
         return loss
 
     def _take_surprise(self) -> tuple[float, float] | None:
-        """The surprise of the step, logged; None in a second pass over a batch."""
+        """The surprise of the step, logged; None in a second pass over a batch, and for groups
+        that were chosen by how they came out."""
         if self.sampled_at != self.state.global_step:
             return None
         mean, error = self.surprise.take()
+        if self.selected:
+            return None
         figures = self._over_processes({"surprise_mean": mean, "surprise_se": error})
         for name, value in figures.items():
             self._add(name, value)
@@ -267,15 +275,10 @@ class RolloutTrainer(GRPOTrainer):
                 del self._metrics["train"][name]
         seconds = time.perf_counter() - self._step_start
         self._add("step_seconds", seconds)
-        if lengths := self._metrics["train"].get("mean_tokens"):
-            sampled = lengths[-1] * self.args.generation_batch_size
-            self._add("tokens_per_second", sampled / seconds)
+        if sampled := self._metrics["train"].get("sampled_tokens"):
+            self._add("tokens_per_second", sampled[-1] / seconds)
         super().log(logs, start_time)
         if self.accelerator.is_main_process:
-            row: Logged = {"step": step, **{n: _finite(value) for n, value in logs.items()}}
+            row: Logged = {"step": step, **{n: finite(value) for n, value in logs.items()}}
             self.records.write_metrics(step, row)
             self.on_step(step, row)
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
