@@ -155,8 +155,25 @@ def prepare_stage(
     targets = [name for name in names if name in wanted | below]
     forced = [name for name in names if name in wanted] if force else []
     record = new_record(config, plan, targets, forced, command)
-    record = _based_on(previous, record)
+    record = _with_stale(store, plan, previous, _based_on(previous, record), wanted | above)
     create_run(store, record)
+    return record
+
+
+def _with_stale(
+    store: Store, plan: Plan, previous: RunRecord, record: RunRecord, kept: set[str]
+) -> RunRecord:
+    """The record with those nodes marked stale that the earlier run had made, that this one would
+    have to make anew and wasn't asked for."""
+    from ratchet.store.runs import NodeState
+
+    for planned in plan.nodes:
+        name = planned.node.name
+        old = previous.nodes.get(name)
+        if name in kept or name in record.targets or planned.state == "reuse" or old is None:
+            continue
+        if store.find(old.stage, old.key) is not None:
+            record = record.with_node(name, state=NodeState.STALE)
     return record
 
 
