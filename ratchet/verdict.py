@@ -172,13 +172,15 @@ def contamination(public: list[Row], fresh: list[Row], confidence: float) -> lis
     """Warnings where a gain on public questions is absent from fresh ones nobody can have seen.
 
     `public` and `fresh` are lenient rows (the maths alone) of whole benchmarks for the same pair of
-    arms. A warning needs a real gain on the public set, none on the fresh one, and a difference of
-    the two gains whose interval excludes zero: the questions differ, so the gains are independent.
+    arms. A warning needs a real gain on the public set, none on the fresh one though there was room
+    for as much, and a difference of the two gains whose interval excludes zero: the questions
+    differ, so the gains are independent.
     """
     warnings = []
     for seen in public:
         for new in fresh:
-            if direction(seen, confidence) <= 0 or direction(new, confidence) > 0:
+            no_room = 1 - new["value_a"] < seen["difference"]
+            if direction(seen, confidence) <= 0 or direction(new, confidence) > 0 or no_room:
                 continue
             gains = [(row["difference"], row["ci_low"], row["ci_high"]) for row in (new, seen)]
             excess, low, high = difference_interval(*gains)

@@ -350,6 +350,7 @@ def moved(benchmark: str, gained: int, lost: int, n: int, **fields: Any) -> dict
     low, high = tango(gained, lost, n)
     p = mcnemar_exact(gained, lost)
     row = {"benchmark": benchmark, "p_value": p, "p_adjusted": p, "arm_a": "a", "arm_b": "rl"}
+    row["value_a"] = 0.4
     return row | {"difference": (gained - lost) / n, "ci_low": low, "ci_high": high} | fields
 
 
@@ -360,6 +361,8 @@ def test_a_gain_on_public_questions_alone_is_suspect() -> None:
     assert "(fresh) −0.5: +14.5 apart" in warning
     assert not contamination([honest], [moved("fresh", 60, 20, 400)], 0.95)  # both gain
     assert not contamination([moved("gsm8k", 60, 60, 1000)], [moved("fresh", 20, 22, 400)], 0.95)
+    # 14 points can't be gained from 95% on
+    assert not contamination([leaked], [moved("fresh", 20, 22, 400, value_a=0.95)], 0.95)
     # no gain on 12 fresh questions says nothing: the gains' difference is inside the noise
     assert not contamination([leaked], [moved("fresh", 1, 1, 12)], 0.95)
 
