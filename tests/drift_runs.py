@@ -6,6 +6,9 @@ TRL's server mode would have sent (`stock_packing`), with that share of the laye
 
     python tests/drift_runs.py run FOLDER adapter [merged stock-100 stock-62 stock-13 …]
     python tests/drift_runs.py plot FOLDER docs/drift.png
+    python tests/drift_runs.py table FOLDER
+
+`merged-server` needs a second GPU.
 """
 
 from __future__ import annotations
@@ -48,6 +51,8 @@ KINDS = {
     "stock-100": "stock packing, 100% stale",
     "adapter-bf16": "adapter sync, bfloat16",
     "adapter-qwen2": "adapter sync, Qwen2 with large key biases",
+    "adapter-server": "adapter sync to a server",
+    "merged-server": "merged sync to a server",
 }
 
 
@@ -160,6 +165,8 @@ def run(folder: Path, kind: str, steps: int = STEPS) -> list[dict[str, Any]]:
                 learning_rate=2e-3,
                 lora=LoraConfig(r=8, alpha=16),
                 sync="adapter" if kind.startswith("adapter") else "merged",
+                vllm_mode="server" if kind.endswith("server") else "colocate",
+                vllm_server_device="1" if kind == "merged-server" else None,
             ),
             guard=GuardConfig(halt=False),
             wandb=WandbConfig(),
@@ -169,15 +176,37 @@ def run(folder: Path, kind: str, steps: int = STEPS) -> list[dict[str, Any]]:
     return rows
 
 
-def plot(folder: Path, target: Path) -> None:
-    """Draw drift, dropped share and reward of the runs found in `folder`."""
-    import matplotlib.pyplot as plt
-
-    found = {
+def read(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """Metrics of the runs found in `folder`, by kind."""
+    return {
         kind: json.loads((folder / f"{kind}.json").read_text())
         for kind in KINDS
         if (folder / f"{kind}.json").exists()
     }
+
+
+def table(folder: Path) -> None:
+    """Print a row per run: drift at the start, at the end and at most, dropped share, reward."""
+    print("| run | drift, first 5 steps | last 5 | most | dropped | reward, first 5 | last 5 |")
+    print("|---|---|---|---|---|---|---|")
+    for kind, rows in read(folder).items():
+
+        def part(name: str, chosen: list[dict[str, Any]]) -> float:
+            return sum(row[name] for row in chosen) / len(chosen)
+
+        first, last = rows[:5], rows[-5:]
+        print(
+            f"| {KINDS[kind]} | {part('drift_mean', first):.1e} | {part('drift_mean', last):.1e} "
+            f"| {max(row['drift_max'] for row in rows):.1e} | {part('dropped_share', rows):.1%} "
+            f"| {part('reward', first):.2f} | {part('reward', last):.2f} |"
+        )
+
+
+def plot(folder: Path, target: Path) -> None:
+    """Draw drift, dropped share and reward of the runs found in `folder`."""
+    import matplotlib.pyplot as plt
+
+    found = read(folder)
     panels = {
         "drift_mean": "Drift, nats per token",
         "dropped_share": "Completions dropped by the importance mask",
@@ -221,6 +250,8 @@ def main() -> None:
     what, folder, *rest = sys.argv[1:]
     if what == "plot":
         plot(Path(folder), Path(rest[0]))
+    elif what == "table":
+        table(Path(folder))
     elif what == "one":
         run(Path(folder), rest[0])
     else:
