@@ -6,8 +6,10 @@ as the server knows them; without one a run is named in plain text.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from urllib.parse import urlencode
 
 from flows.charts import HAVE_CHARTS, drawn
 from flows.conductor import Conductor, NodeOutcome
@@ -21,19 +23,21 @@ from ratchet.store.manifest import Manifest
 from ratchet.store.runs import NodeState, log_file
 from ratchet.store.store import Artifact
 
+DEPLOYMENT_PATH = "/v2/deployments/deployment"
 LOG_LINES = 25
 """Of a failed stage's log, shown on its page."""
 
 
 @dataclass
-class FlowRuns:
-    """Where an artifact can be looked at: the flow run that made it, if the server knows it, else
-    the one that found it in the present run."""
+class Links:
+    """What the pages of a run can lead to on its server."""
 
     known: frozenset[str] = frozenset()
-    """Makers of artifacts that the server has."""
+    """Flow runs that made artifacts of this run's stages and that the server has."""
     here: dict[str, str] = field(default_factory=dict)
     """Flow runs of the present run, by node."""
+    forms: dict[str, str] = field(default_factory=dict)
+    """Deployments that a person can start, by 'flow/deployment'."""
 
     def maker(self, artifact: Artifact | None) -> str | None:
         """The flow run that made the artifact."""
@@ -41,23 +45,31 @@ class FlowRuns:
         return found if found in self.known or found in self.here.values() else None
 
     def of(self, node: str, artifact: Artifact | None) -> str | None:
-        """The flow run that shows a node's artifact."""
+        """The flow run that shows a node's artifact: its maker, or else the one that found it in
+        the present run."""
         return self.maker(artifact) or self.here.get(node)
 
+    def form(self, text: str, deployment: str, **values: str) -> list[str]:
+        """A line that leads to a deployment's form with values filled in; none without it."""
+        if deployment not in self.forms:
+            return []
+        address = f"{DEPLOYMENT_PATH}/{self.forms[deployment]}/run"
+        return [f"[{text}]({address}?{urlencode({'parameters': json.dumps(values)})})", ""]
 
-def made_by(conductor: Conductor, node: str, flow_runs: FlowRuns) -> str:
+
+def made_by(conductor: Conductor, node: str, links: Links) -> str:
     """Who made a node's artifact, in a few linked words."""
     artifact = conductor.artifact(node)
     if artifact is None:
         return "not there"
     run_id = artifact.manifest.run_id
-    link = flow_runs.of(node, artifact)
+    link = links.of(node, artifact)
     if run_id == conductor.record.run_id:
         return linked("this run", link)
     return linked(run_id, link)
 
 
-def _how(outcome: NodeOutcome, artifact: Artifact, flow_runs: FlowRuns) -> str:
+def _how(outcome: NodeOutcome, artifact: Artifact, links: Links) -> str:
     """One sentence: built or reused, by whom."""
     manifest = artifact.manifest
     took = f"in {whole(duration(manifest.duration_seconds))} on {manifest.device}"
@@ -65,7 +77,7 @@ def _how(outcome: NodeOutcome, artifact: Artifact, flow_runs: FlowRuns) -> str:
         took += f", {manifest.sampled_tokens:,} tokens sampled"
     if outcome.state is NodeState.DONE:
         return f"**built** {took}"
-    made = linked(f"run {manifest.run_id}", flow_runs.maker(artifact))
+    made = linked(f"run {manifest.run_id}", links.maker(artifact))
     when = whole(f"{manifest.started_at[:16].replace('T', ' ')} UTC")
     return f"**reused**: made by {made}, {when}, {took}"
 
@@ -90,22 +102,38 @@ def _bars(artifact: Artifact) -> list[str]:
 def plots(conductor: Conductor, planned: PlannedNode) -> list[str]:
     """Lines that show a stage's plots."""
     names = [planned.node.name]
-    if planned.node.stage == "compare" and "warmstart" in planned.node.inputs.values():
+    if planned.node.stage == "compare":
         names.append("warmstart")  # it names an arm
-    found = {name: conductor.artifact(name) for name in names}
+    present = {one.node.name for one in conductor.plan.nodes}
+    found = {name: conductor.artifact(name) for name in names if name in present}
     return drawn(planned.node.stage, {name: item for name, item in found.items() if item})
 
 
 def _plots(
-    conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome, flow_runs: FlowRuns
+    conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome, links: Links
 ) -> list[str]:
     """A stage's plots; of a reused one only if its maker's page, which has them, is gone."""
     if planned.node.stage not in HAVE_CHARTS:
         return []
-    maker = flow_runs.maker(conductor.artifact(planned.node.name))
+    maker = links.maker(conductor.artifact(planned.node.name))
     if outcome.state is NodeState.DONE or maker is None:
         return plots(conductor, planned)
     return [f"The plots are on {linked('the page of the run that made it', maker)}.", ""]
+
+
+def verdict(manifest: Manifest) -> list[str]:
+    """A comparison's verdict as a list: a benchmark each, what else is said of it below."""
+    lines = []
+    for item in manifest.summary["verdicts"]:
+        lines += [f"- **{item['sentence']}**", *(f"  - {note}" for note in item["notes"])]
+    return [*lines, ""]
+
+
+def _words(manifest: Manifest) -> list[str]:
+    """The stage's own words."""
+    if manifest.stage == "compare":
+        return [*verdict(manifest), manifest.markdown.partition("\n")[2].strip(), ""]
+    return [without_code_blocks(manifest.markdown), ""]
 
 
 def _changed_settings(manifest: Manifest) -> list[str]:
@@ -121,20 +149,20 @@ def _changed_settings(manifest: Manifest) -> list[str]:
     return ["## Settings, where they are not the defaults", "", *(f"- {one}" for one in found), ""]
 
 
-def _made_from(conductor: Conductor, inputs: Mapping[str, str], flow_runs: FlowRuns) -> list[str]:
+def _made_from(conductor: Conductor, inputs: Mapping[str, str], links: Links) -> list[str]:
     """The inputs: what they are, and who made them."""
     rows = []
     for role, name in inputs.items():
         above = conductor.plan.named(name)
         artifact = conductor.artifact(name)
         summary = {} if artifact is None else artifact.manifest.summary
-        link = flow_runs.of(name, artifact)
+        link = links.of(name, artifact)
         rows.append(
             (
                 role,
                 linked(whole(f"{above.node.stage}/{above.key[:KEY_DIGITS]}"), link),
                 cell(headline(above.node.stage, summary)),
-                made_by(conductor, name, flow_runs),
+                made_by(conductor, name, links),
             )
         )
     return ["## Made from", "", *table(("input", "artifact", "", "made by"), rows)]
@@ -151,7 +179,7 @@ def _failure(conductor: Conductor, outcome: NodeOutcome) -> list[str]:
 
 
 def node_page(
-    conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome, flow_runs: FlowRuns
+    conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome, links: Links
 ) -> str:
     """A node's page."""
     node = planned.node
@@ -163,16 +191,17 @@ def node_page(
         manifest = artifact.manifest
         if first := headline(node.stage, manifest.summary):
             lines += [f"## {first}", ""]
-        lines += [_how(outcome, artifact, flow_runs), "", *_bars(artifact)]
-        if manifest.markdown:
-            lines += [without_code_blocks(manifest.markdown), ""]
-        lines += _plots(conductor, planned, outcome, flow_runs)
+        lines += [_how(outcome, artifact, links), "", *_bars(artifact)]
+        lines += _words(manifest)
+        lines += _plots(conductor, planned, outcome, links)
     if node.inputs:
-        lines += _made_from(conductor, node.inputs, flow_runs)
+        lines += _made_from(conductor, node.inputs, links)
     if artifact is not None:
         lines += _changed_settings(artifact.manifest)
+    run_id = conductor.record.run_id
+    lines += links.form("Run this stage again", f"stage/{node.stage}", run=run_id)
     lines += [
         f"{STAGES[node.stage].gist.capitalize()}. `ratchet show {outcome.ref}`, run "
-        f"`{conductor.record.run_id}`, code `{planned.code_version}`.",
+        f"`{run_id}`, code `{planned.code_version}`.",
     ]
     return "\n".join(lines)

@@ -22,7 +22,12 @@ from prefect.artifacts import (
 )
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.actions import ArtifactUpdate, GlobalConcurrencyLimitCreate
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterId,
+)
 from prefect.concurrency.sync import concurrency
 from prefect.events.worker import EventsWorker
 from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
@@ -30,7 +35,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.runtime import flow_run
 
 from flows.conductor import Conductor, NodeOutcome
-from flows.pages import FlowRuns, node_page
+from flows.pages import Links, node_page
 from flows.run_page import algorithm, model_name, run_page, summary_line, what_it_does
 from flows.tables import stage_table
 from ratchet.plan import PlannedNode
@@ -146,12 +151,21 @@ def _known(flow_run_ids: set[str]) -> frozenset[str]:
         return frozenset(str(run.id) for run in client.read_flow_runs(flow_run_filter=wanted))
 
 
+def _forms() -> dict[str, str]:
+    """Deployments that `flows.serve` serves on this server."""
+    ours = FlowFilter(name=FlowFilterName(any_=["full", "stage"]))
+    with get_client(sync_client=True) as client:
+        flows = {one.id: one.name for one in client.read_flows(flow_filter=ours)}
+        found = client.read_deployments(flow_filter=ours)
+        return {f"{flows[one.flow_id]}/{one.name}": str(one.id) for one in found}
+
+
 class RunPages:
     """What a run publishes: its own page, kept up to date, and a page and a table per stage."""
 
     def __init__(self, conductor: Conductor) -> None:
         self._conductor = conductor
-        self._flow_runs = FlowRuns()
+        self._links = Links()
         self._id: UUID | None = None
         self.tags = run_tags(conductor)
 
@@ -167,12 +181,14 @@ class RunPages:
         found = (self._conductor.artifact(one.node.name) for one in self._conductor.needed)
         makers = {item.manifest.prefect.get("flow_run_id", "") for item in found if item} - {""}
         with tolerant("links to earlier runs"):
-            self._flow_runs.known = _known(makers) if makers else frozenset()
+            self._links.known = _known(makers) if makers else frozenset()
+        with tolerant("links to forms"):
+            self._links.forms = _forms()
         with tolerant("run page"):
             made = create_markdown_artifact(
-                run_page(self._conductor, self._flow_runs),
+                run_page(self._conductor, self._links),
                 key=artifact_name(f"{self._conductor.record.name}-run"),
-                description=summary_line(self._conductor, self._flow_runs),
+                description=summary_line(self._conductor, self._links),
             )
             assert isinstance(made, UUID)
             self._id = made
@@ -182,13 +198,13 @@ class RunPages:
         if self._id is None:
             return
         with tolerant("run page"), get_client(sync_client=True) as client:
-            page = run_page(self._conductor, self._flow_runs)
-            words = summary_line(self._conductor, self._flow_runs)
+            page = run_page(self._conductor, self._links)
+            words = summary_line(self._conductor, self._links)
             client.update_artifact(self._id, ArtifactUpdate(data=page, description=words))
 
     def stage_begins(self, planned: PlannedNode) -> None:
         """A stage's flow run has begun; call inside it."""
-        self._flow_runs.here[planned.node.name] = str(flow_run.id)
+        self._links.here[planned.node.name] = str(flow_run.id)
         if planned.state == "run":
             self.update()
 
@@ -198,7 +214,7 @@ class RunPages:
         key = artifact_name(f"{conductor.record.name}-{name}")
         with tolerant(f"page of {name}"):
             create_markdown_artifact(
-                node_page(conductor, planned, outcome, self._flow_runs),
+                node_page(conductor, planned, outcome, self._links),
                 key=key,
                 description=f"{name} of {conductor.record.run_id}: {outcome.state}",
             )

@@ -7,12 +7,10 @@ to date as stages end.
 
 from __future__ import annotations
 
-from typing import Any
-
 from flows.conductor import Conductor
 from flows.headlines import headline, label
 from flows.markdown import cell, linked, run_address, table, whole
-from flows.pages import FlowRuns, made_by, plots
+from flows.pages import Links, made_by, plots, verdict
 from flows.terminal import KEY_DIGITS, duration
 from ratchet.config import RunConfig
 from ratchet.plan import PlannedNode
@@ -52,28 +50,31 @@ def what_it_does(config: RunConfig) -> str:
 
 
 def drawn_inputs(planned: PlannedNode) -> dict[str, str]:
-    """The inputs of a node that the run graph shows; the report's are everything and would hide
-    the pipeline, so only the last before it is kept."""
+    """The nodes that the run graph draws an arrow from, by role: the inputs, and what has to come
+    before. The report's inputs are everything and would hide the pipeline, so only the last is
+    kept."""
     inputs = planned.node.inputs
-    return {"compare": inputs["compare"]} if planned.node.stage == "report" else inputs
+    if planned.node.stage == "report":
+        return {"compare": inputs["compare"]}
+    return inputs | {name: name for name in planned.node.after}
 
 
 def _lines_into(planned: PlannedNode) -> list[str]:
     """Nodes that the lineage's picture draws a line from: not the questions where another input
     was itself made from them."""
-    inputs = list(drawn_inputs(planned).values())
-    others = [name for name in inputs if name not in ("questions", "model")]
-    return [name for name in inputs if name != "questions"] if others else inputs
+    names = list(drawn_inputs(planned).values())
+    others = [name for name in names if name not in ("questions", "model")]
+    return [name for name in names if name != "questions"] if others else names
 
 
-def _state(conductor: Conductor, flow_runs: FlowRuns, name: str) -> NodeState:
+def _state(conductor: Conductor, links: Links, name: str) -> NodeState:
     outcome = conductor.outcomes.get(name)
     if outcome is not None:
         return outcome.state
-    return NodeState.RUNNING if name in flow_runs.here else NodeState.PENDING
+    return NodeState.RUNNING if name in links.here else NodeState.PENDING
 
 
-def summary_line(conductor: Conductor, flow_runs: FlowRuns) -> str:
+def summary_line(conductor: Conductor, links: Links) -> str:
     """The verdict, or where the run is, in one line of plain text."""
     if verdict := conductor.verdict():
         return verdict.partition("; ")[0].partition(" | ")[0]
@@ -81,7 +82,7 @@ def summary_line(conductor: Conductor, flow_runs: FlowRuns) -> str:
     there = sum(outcome.ok for outcome in conductor.outcomes.values())
     count = f"{there} of {len(names)} stages are there"
     for name in names:
-        state = _state(conductor, flow_runs, name)
+        state = _state(conductor, links, name)
         if state is NodeState.FAILED:
             return f"{name} failed; {count}"
         if state is NodeState.RUNNING:
@@ -96,7 +97,7 @@ def _text(text: str) -> str:
     return text
 
 
-def _mermaid(conductor: Conductor, flow_runs: FlowRuns) -> list[str]:
+def _mermaid(conductor: Conductor, links: Links) -> list[str]:
     ids = {planned.node.name: f"n{index}" for index, planned in enumerate(conductor.needed)}
     lines = ["```mermaid", LAYOUT, "flowchart TD"]
     lines += [f"  classDef {state} {colour}" for state, colour in COLOURS.items()]
@@ -104,40 +105,40 @@ def _mermaid(conductor: Conductor, flow_runs: FlowRuns) -> list[str]:
     for planned in conductor.needed:
         name, stage = planned.node.name, planned.node.stage
         artifact = conductor.artifact(name)
-        state = _state(conductor, flow_runs, name)
+        state = _state(conductor, links, name)
         shown = [f"<b>{_text(name)}</b>"]
         if artifact is not None and state in (NodeState.DONE, NodeState.REUSED):
             shown.append(_text(label(stage, artifact.manifest.summary)))
         words = "<br/>".join(filter(None, shown))
         lines.append(f'  {ids[name]}["{words}"]:::{state}')
         lines += [f"  {ids[above]} --> {ids[name]}" for above in _lines_into(planned)]
-        if (shows := flow_runs.of(name, artifact)) is not None:
+        if (shows := links.of(name, artifact)) is not None:
             lines.append(f'  click {ids[name]} "{run_address(shows)}"')
     return [*lines, "```", "", f"*{LEGEND}*", ""]
 
 
-def _row(conductor: Conductor, planned: PlannedNode, flow_runs: FlowRuns) -> tuple[str, ...]:
+def _row(conductor: Conductor, planned: PlannedNode, links: Links) -> tuple[str, ...]:
     name = planned.node.name
     artifact = conductor.artifact(name)
-    state = _state(conductor, flow_runs, name)
-    link = flow_runs.of(name, artifact)
+    state = _state(conductor, links, name)
+    link = links.of(name, artifact)
     inputs = list(planned.node.inputs.values())
     source = "everything" if len(inputs) > 5 else ", ".join(inputs)
     who, figures = f"**{state}**", ""
     if artifact is not None and state in (NodeState.DONE, NodeState.REUSED):
         figures = cell(headline(planned.node.stage, artifact.manifest.summary))
         took = whole(duration(artifact.manifest.duration_seconds))
-        who = f"{made_by(conductor, name, flow_runs)}, {took}"
+        who = f"{made_by(conductor, name, links)}, {took}"
     key = f"`{planned.key[:KEY_DIGITS]}`"
     return f"{linked(f'**{name}**', link)} {key}", figures, source, who
 
 
-def _lineage(conductor: Conductor, flow_runs: FlowRuns) -> list[str]:
-    rows = [_row(conductor, planned, flow_runs) for planned in conductor.needed]
+def _lineage(conductor: Conductor, links: Links) -> list[str]:
+    rows = [_row(conductor, planned, links) for planned in conductor.needed]
     return [
         "## Lineage",
         "",
-        *_mermaid(conductor, flow_runs),
+        *_mermaid(conductor, links),
         *table(("stage", "figures", "made from", "made by"), rows),
     ]
 
@@ -170,27 +171,21 @@ def _comparison(conductor: Conductor) -> list[str]:
     return ["## Comparison", "", *drawn, words, ""]
 
 
-def _verdict(summary: dict[str, Any]) -> list[str]:
-    """The comparison's verdict as a list: a benchmark each, what else is said of it below."""
-    lines = ["**Verdict**", ""]
-    for item in summary["verdicts"]:
-        lines += [f"- **{item['sentence']}**", *(f"  - {note}" for note in item["notes"])]
-    return [*lines, ""]
-
-
-def run_page(conductor: Conductor, flow_runs: FlowRuns) -> str:
+def run_page(conductor: Conductor, links: Links) -> str:
     """The run's page: the verdict or where the run is, the lineage, the comparison."""
     record = conductor.record
     lines = [f"# {record.name}: {what_it_does(conductor.config)}", ""]
-    if conductor.verdict():
-        lines += _verdict(conductor.outcomes["compare"].summary)
+    compared = conductor.artifact("compare") if conductor.verdict() else None
+    if compared is not None:
+        lines += ["**Verdict**", "", *verdict(compared.manifest)]
     else:
-        lines += [f"{summary_line(conductor, flow_runs)}.", ""]
+        lines += [f"{summary_line(conductor, links)}.", ""]
     failed = [outcome for outcome in conductor.outcomes.values() if not outcome.ok]
     lines += [f"**{outcome.name} failed**: {outcome.message}\n" for outcome in failed]
     lines += _stale(conductor)
-    lines += _lineage(conductor, flow_runs)
+    lines += _lineage(conductor, links)
     lines += _comparison(conductor)
+    lines += links.form("Start a run like this one", "full/full", start_from=record.run_id)
     based_on = "" if record.based_on is None else f"; settings taken from run `{record.based_on}`"
     lines += [
         f"Run `{record.run_id}`, asked for by `{record.command}`{based_on}. "
