@@ -104,11 +104,17 @@ def _counting_ctrl_c() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
+def flow_name(conductor: Conductor) -> str:
+    """Which flow carries the run out."""
+    if conductor.is_whole_run:
+        return "full"
+    return "audit" if conductor.record.targets == ["audit"] else "stage"
+
+
 def find_serving(conductor: Conductor, api_url: str) -> dict[str, Any] | None:
     """The served deployment that can carry the run out: this code, on this machine, with this
     store."""
-    flow = "full" if conductor.is_whole_run else "stage"
-    found = server.served_deployment(api_url, f"{flow}/{RECORDED}")
+    found = server.served_deployment(api_url, f"{flow_name(conductor)}/{RECORDED}")
     if found is None or found["version"] != served_from():
         return None
     return found if found["parameters"].get("store") == str(conductor.store.root) else None
@@ -123,6 +129,7 @@ def hand_over(conductor: Conductor, api_url: str, deployment: dict[str, Any]) ->
         f"{api_url}/deployments/{deployment['id']}/create_flow_run",
         {
             "name": run_id,
+            "idempotency_key": run_id,  # asked twice, started once
             "parameters": {"store": str(conductor.store.root), "run_id": run_id},
             "state": {"type": "SCHEDULED"},
         },

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from flows import server, settings
 from flows.conductor import EXIT_CODES, Conductor
-from flows.follow import EXIT_INTERRUPTED, find_serving, hand_over
+from flows.follow import EXIT_INTERRUPTED, find_serving, flow_name, hand_over
 from ratchet.errors import EXIT_USER_ERROR, UserError
 from ratchet.store.runs import run_folder
 from ratchet.store.store import Store
@@ -63,10 +63,7 @@ def run_with_prefect(conductor: Conductor, api_url: str | None) -> int:
 
         if server.PRIVATE in os.environ:
             server.wait_until_healthy(process, port, log_file)
-        if conductor.is_whole_run:
-            flow = full
-        else:
-            flow = audit if conductor.record.targets == ["audit"] else stage
+        flow = {"full": full, "stage": stage, "audit": audit}[flow_name(conductor)]
         state = flow(
             store=str(conductor.store.root), run_id=conductor.record.run_id, return_state=True
         )

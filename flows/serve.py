@@ -2,9 +2,9 @@
 
 `ratchet ui` runs it beside the server; on another machine (or in a container) it runs alone,
 against the server that PREFECT_API_URL names. There are deployments `full/full` (the pipeline's
-form), `stage/STAGE` for every stage, and `full/recorded` and `stage/recorded`, which carry out runs
-that `ratchet run` and `ratchet stage` have recorded. Each flow run gets a process of its own; when
-the serving ends, the runs end with it.
+form), `stage/STAGE` for every stage (`audit/audit` for the audit), and `full/recorded` and the
+like, which carry out runs that `ratchet run`, `ratchet stage` and `ratchet audit-sync` have
+recorded. Each flow run gets a process of its own; when the serving ends, the runs end with it.
 
 A deployment's version says where it is served: host and code folder. `ratchet run` hands its run
 over only to its own code on its own machine, with the same store.
@@ -46,7 +46,7 @@ def deployments(store: Path) -> list[RunnerDeployment]:
     from prefect import Flow
     from prefect.deployments.runner import EntrypointType, RunnerDeployment
 
-    from flows import forms, full, stage, triggers
+    from flows import audit, forms, full, stage, triggers
 
     def deployment(flow: Flow, name: str, entrypoint: str, description: str) -> RunnerDeployment:
         made = flow.to_deployment(
@@ -90,6 +90,7 @@ def deployments(store: Path) -> list[RunnerDeployment]:
         for flow, entrypoint, command in (
             (full.full, "flows.full.full", "ratchet run"),
             (stage.stage, "flows.stage.stage", "ratchet stage"),
+            (audit.audit, "flows.audit.audit", "ratchet audit-sync"),
         )
     ]
     return found

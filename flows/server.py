@@ -34,6 +34,9 @@ from tasks.supervisor import Supervised
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
 POLL_SECONDS = 0.1
+ANSWER_SECONDS = 30.0
+BUSY = (429, 503)
+BUSY_SECONDS = 60.0
 ALIVE_SECONDS = 15.0
 """Deployments nobody has polled for this long count as not served."""
 STATE = "ratchet-ui.json"
@@ -58,18 +61,29 @@ def is_healthy(api_url: str, timeout_seconds: float = 2.0) -> bool:
         return False
 
 
-def read(url: str, timeout_seconds: float = 10.0) -> Any:
+def read(url: str) -> Any:
     """What the server answers, as JSON; OSError (urllib's included) when it doesn't."""
-    with _direct.open(url, timeout=timeout_seconds) as answer:
-        return json.load(answer)
+    return _answer(urllib.request.Request(url))
 
 
-def post(url: str, body: dict[str, Any], timeout_seconds: float = 30.0) -> Any:
+def post(url: str, body: dict[str, Any]) -> Any:
     """What the server answers to `body`, as JSON; OSError (urllib's included) when it doesn't."""
     headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers)
-    with _direct.open(request, timeout=timeout_seconds) as answer:
-        return json.load(answer)
+    return _answer(urllib.request.Request(url, json.dumps(body).encode(), headers))
+
+
+def _answer(request: urllib.request.Request) -> Any:
+    """The server's answer; a server that is busy (SQLite has one writer at a time) is asked again
+    for `BUSY_SECONDS`."""
+    began = time.monotonic()
+    while True:
+        try:
+            with _direct.open(request, timeout=ANSWER_SECONDS) as answer:
+                return json.load(answer)
+        except urllib.error.HTTPError as error:
+            if error.code not in BUSY or time.monotonic() - began > BUSY_SECONDS:
+                raise
+        time.sleep(1.0)
 
 
 def server_version(api_url: str) -> str | None:

@@ -130,7 +130,7 @@ def _stage_flow(stage: str) -> Flow[..., Any]:
         force: Make it anew even if nothing has changed.
         store: Folder of the store on the machine that runs this.
     """
-    return flow(name="stage", persist_result=False)(rerun)
+    return flow(name="audit" if stage == "audit" else "stage", persist_result=False)(rerun)
 
 
 STAGE_FLOWS = {stage: _stage_flow(stage) for stage in STAGES}

@@ -1,14 +1,11 @@
-"""Runs and the UI as processes: without a server, stopped, killed, started twice."""
+"""Runs as processes, without a lasting server: stopped, killed, continued."""
 
 from __future__ import annotations
 
-import json
 import signal
-import socket
 import subprocess
 import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,84 +114,6 @@ def test_killed_run_leaves_no_process(store: Store, home: Path, number: signal.S
     assert after.status is RunStatus.DIED
     assert states(after) == {"model": "done", "questions": "failed"}
     assert ("SIGTERM" in after.message) == (number is signal.SIGTERM)
-
-
-@pytest.fixture(scope="module")
-def ui(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A running UI; its address."""
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port = trial.getsockname()[1]
-    folder = tmp_path_factory.mktemp("ui-store")
-    process = start("flows.ui", environment(home), "--port", str(port), "--store", str(folder))
-    try:
-        assert process.stdout is not None
-        lines = [process.stdout.readline(), process.stdout.readline()]
-        assert f"http://127.0.0.1:{port}" in lines[1], lines
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.send_signal(signal.SIGINT)
-        output, _ = process.communicate(timeout=30)
-    assert process.returncode == 0 and "stopped" in output
-    assert not (home / "ratchet-ui.json").exists()
-
-
-def ask(url: str, body: dict) -> list[dict]:
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=20) as answer:
-        return json.load(answer)
-
-
-def test_ui_twice_says_that_it_runs(ui: str, home: Path, tmp_path: Path) -> None:
-    process = start("flows.ui", environment(home), "--store", str(tmp_path))
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert output.startswith(f"error: the UI runs already at {ui}: open it, or stop it")
-    assert len(output.splitlines()) == 1
-
-
-def test_ui_on_a_taken_port_says_who_has_it(ui: str, home: Path, tmp_path: Path) -> None:
-    port = ui.rpartition(":")[2]
-    options = ["--store", str(tmp_path), "--port"]
-    process = start("flows.ui", environment(tmp_path), *options, port)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert output.startswith(f"error: another Prefect server uses port {port}")
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = str(other.getsockname()[1])
-        process = start("flows.ui", environment(tmp_path), *options, port)
-        output, _ = process.communicate(timeout=30)
-    assert process.returncode == 2
-    assert output == (f"error: port {port} is taken by another program: take another with --port\n")
-
-
-def test_runs_use_the_ui_server_and_it_serves_pages(ui: str, store: Store, home: Path) -> None:
-    found = record(store, ["model"])
-    process = start("flows.run", environment(home), *run_arguments(store, found))
-    output, _ = process.communicate(timeout=120)
-    assert process.returncode == 0, output
-    # Reused, and yet in Prefect: a server runs.
-    again = record(store, ["model"])
-    process = start("flows.run", environment(home), *run_arguments(store, again))
-    assert process.wait(timeout=120) == 0
-    process.communicate()
-    runs = ask(f"{ui}/api/flow_runs/filter", {})
-    by_name = {run["name"]: run for run in runs}
-    assert by_name[found.run_id]["state_name"] == "Completed"
-    below = [
-        run["state_name"]
-        for run in ask(
-            f"{ui}/api/flow_runs/filter",
-            {"flow_runs": {"parent_flow_run_id": {"any_": [by_name[again.run_id]["id"]]}}},
-        )
-    ]
-    assert below == ["Cached"]
-    with urllib.request.urlopen(f"{ui}/v2/runs", timeout=20) as page:
-        assert b"<title>" in page.read()
 
 
 def test_unreachable_server_is_one_line(store: Store, home: Path) -> None:
