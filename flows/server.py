@@ -37,7 +37,7 @@ POLL_SECONDS = 0.1
 ANSWER_SECONDS = 30.0
 BUSY = (429, 503)
 BUSY_SECONDS = 60.0
-ALIVE_SECONDS = 15.0
+ALIVE_SECONDS = 30.0
 """Deployments nobody has polled for this long count as not served."""
 STATE = "ratchet-ui.json"
 PRIVATE = "RATCHET_PRIVATE_SERVER"
