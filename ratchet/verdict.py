@@ -13,11 +13,13 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from ratchet.config import Control
 from ratchet.stats import difference_interval
 
 Row = dict[str, Any]
 
 ARMS_IN_WORDS = {"baseline": "the starting model", "warmstart": "the warm start", "rl": "RL"}
+CONTROLS = tuple(control.value for control in Control)
 
 
 class Outcome(StrEnum):
@@ -81,7 +83,7 @@ def device_time(seconds: float) -> str:
 
 def in_words(arm: str) -> str:
     """An arm in a sentence."""
-    return ARMS_IN_WORDS.get(arm, f"'{arm}'")
+    return ARMS_IN_WORDS.get(arm, f"the control '{arm}'" if arm in CONTROLS else f"'{arm}'")
 
 
 def outcome_of(strict: Row, lenient: Row, confidence: float) -> Outcome:

@@ -15,6 +15,7 @@ from ratchet.cli import app
 from ratchet.cli_compare import evaluations, matching
 from ratchet.errors import UserError
 from ratchet.schemas import to_table, write_table
+from ratchet.store.runs import NodeRecord, RunRecord, create_run, now
 from ratchet.store.store import Artifact, Store
 
 HOSTILE = "[red]not markup[/] <script>alert(1)</script> [/]"
@@ -85,6 +86,22 @@ def test_models_are_found_by_what_evaluated_them(store: Store) -> None:
     evaluated(store, "ea3", trained, asked, 1, started="03", config=other)
     assert [item.manifest.key for item in evaluations(store, "bb1")] == ["ea3", "ea2"]
     assert [item.manifest.key for item in matching(store, "seedling", "bb1")] == ["ea1", "ea2"]
+
+
+def test_two_runs_are_compared_by_what_rl_made(store: Store) -> None:
+    for name, key in (("one", "ea1"), ("two", "ea2")):
+        record = RunRecord(
+            run_id=f"{name}-20260101",
+            name=name,
+            created_at=now(),
+            config={},
+            command="ratchet run",
+            targets=["evaluate.rl"],
+            nodes={"evaluate.rl": NodeRecord(stage="evaluate", key=key)},
+        )
+        create_run(store, record)
+    assert [item.manifest.key for item in matching(store, "one", "two-2026")] == ["ea1", "ea2"]
+    assert [item.manifest.key for item in matching(store, "latest", "one")] == ["ea2", "ea1"]
 
 
 def test_the_table_the_verdict_and_both_completions_are_printed(store: Store) -> None:

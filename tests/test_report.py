@@ -192,7 +192,7 @@ def test_sampled_answers_and_a_control_are_shown(sampled: dict[str, Artifact]) -
     html = render(data)
     text = " ".join(" ".join(Page(html).text).split())
     assert data.arms == ["baseline", "format-reward", "warmstart", "rl"]
-    assert "RL beats 'format-reward' by" in text
+    assert "RL beats the control 'format-reward' by" in text
 
     rows = sampled["evaluate.rl"].table("eval").to_pylist()
     right: dict[str, int] = {}
