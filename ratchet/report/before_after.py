@@ -147,8 +147,9 @@ def words(data: Gathered, rates: PassRates) -> tuple[str, str]:
         title = f"In RL's rollouts ({rates.what}, training questions): {moves}"
         caption = (
             f"Before: {len(rates.before_q)} questions by their share of strictly right answers "
-            f"among {rates.k_before} samples. After: their {len(rates.after_q)} groups of "
-            f"{rates.k_after} in those steps. They were trained on; `evaluate.samples` draws "
-            "held-out ones."
+            f"among {rates.k_before} samples, after which the filter chose them for RL. After: "
+            f"their {len(rates.after_q)} groups of {rates.k_after} in those steps. They were "
+            "trained on, so this shows learning, not what it is worth: `evaluate.samples` draws "
+            "from held-out ones."
         )
     return title, caption
