@@ -91,6 +91,7 @@ def run(
     """
     request = cli_plan.Request(preset, from_run, assignments or [], name, data, store)
     record = cli_plan.prepare(request, targets=[], force=force or [], command=_command())
+    cli_browse.tell_base(store, record)
     _start_flow(store, record.run_id, here)
 
 
@@ -120,6 +121,7 @@ def stage(
     """
     request = cli_plan.Request(None, from_run, assignments or [], None, data, store)
     record = cli_plan.prepare_stage(request, stage_name, force, downstream, _command())
+    cli_browse.tell_base(store, record)
     _start_flow(store, record.run_id, here)
 
 

@@ -148,6 +148,22 @@ def _advice(store: Store, run: RunRecord, stands: dict[str, str]) -> Iterator[st
         yield f"The last complete run is {complete.run_id}."
 
 
+def tell_base(store: Path, record: RunRecord) -> None:
+    """Say so when a run's settings come from one that didn't complete: 'latest' may be that."""
+    from ratchet.store.runs import RunStatus, load_run
+    from ratchet.store.standing import last_complete
+
+    if record.based_on is None:
+        return
+    opened = open_store(store)
+    base = load_run(opened, record.based_on)
+    if base.status is RunStatus.COMPLETED:
+        return
+    complete = last_complete(opened)
+    other = "" if complete is None else f"; the last complete run is {complete.run_id}"
+    typer.echo(f"note: settings are those of {base.run_id}, status {base.status}{other}", err=True)
+
+
 def _shorter(path: Path) -> str:
     """The path relative to here where that is possible."""
     here = Path.cwd()

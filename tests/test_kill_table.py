@@ -8,6 +8,7 @@ file, written there; `docs/prefect.md` shows one.
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
@@ -36,6 +37,7 @@ HEADINGS = (
     "exit code of `ratchet run`", "rerun",
 )  # fmt: skip
 TABLE: list[tuple[str, ...]] = []
+SEEDS = itertools.count(1000)
 
 
 @dataclass(eq=False)
@@ -140,8 +142,8 @@ def play(ui: Ui, rows: list[Row], restart: Callable[[], None] = lambda: None) ->
     def note(row: Row) -> None:
         row.took = time.monotonic() - row.acted_at
 
-    for number, row in enumerate(rows):
-        row.start(ui, questions_run(ui.store, 1000 + len(TABLE) + number))
+    for row in rows:
+        row.start(ui, questions_run(ui.store, next(SEEDS)))
     each(ui, rows, lambda row: row.stage_works(ui), act)
     restart()
     each(ui, rows, lambda row: row.is_over(ui), note)

@@ -10,6 +10,7 @@ import pytest
 from test_store import manifest
 
 from ratchet.cli_audit import Mode, prepare_audit
+from ratchet.cli_browse import tell_base
 from ratchet.cli_plan import Request, prepare, prepare_stage
 from ratchet.config import RunConfig
 from ratchet.config_load import load_config, preset_names
@@ -190,7 +191,9 @@ def test_what_was_made_from_a_replaced_artifact_is_stale(tmp_path: Path) -> None
     assert standing(store, gone)["grpo"] == "gone"
 
 
-def test_a_run_is_named_by_what_it_made_and_the_last_complete_one_is_found(tmp_path: Path) -> None:
+def test_a_run_is_named_by_what_it_made_and_the_last_complete_one_is_found(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     store = Store(tmp_path)
     first = recorded(store)
     assert last_complete(store) is None
@@ -200,6 +203,13 @@ def test_a_run_is_named_by_what_it_made_and_the_last_complete_one_is_found(tmp_p
     assert load_run(store, "latest").run_id == later.run_id
     complete = last_complete(store)
     assert complete is not None and complete.run_id == first.run_id
+    tell_base(store.root, later)
+    assert capsys.readouterr().err == ""
+    tell_base(store.root, later.model_copy(update={"based_on": later.run_id}))
+    assert capsys.readouterr().err == (
+        f"note: settings are those of {later.run_id}, status planned; "
+        f"the last complete run is {first.run_id}\n"
+    )
     made = make_plan(demo(), store).named("score")
     with store.build("score", made.key) as build:
         (build.out_dir / "content").write_text("made by the first run")
