@@ -21,7 +21,7 @@ from ratchet.report.before_after import PassRates, histogram
 from ratchet.report.figures import VARIABLES, smooth
 from ratchet.report.gather import gather
 from ratchet.report.ledger import grpo_ledger, live_rows, presample_ledger
-from ratchet.report.render import render
+from ratchet.report.render import render, shortened
 from ratchet.report.words import count, duration, p_value, percent, small
 from ratchet.stats import wilson
 from ratchet.store.store import Artifact, Store
@@ -248,6 +248,19 @@ def test_completions_stay_text(html: str) -> None:
     assert not {"script", "img", "iframe", "link", "object", "embed"} & page.tags
     assert HOSTILE in "".join(page.text)  # every character, line break included
     assert "<strong>" not in html
+
+
+def test_endless_completions_leave_the_page_small(nodes: dict[str, Artifact]) -> None:
+    from dataclasses import replace
+
+    data = gather(nodes, "test-run")
+    endless = "<b>" * 200_000
+    flips = [flip | {"a": flip["a"] | {"text": endless + " the end"}} for flip in data.flips]
+    page = render(replace(data, flips=flips), defaultdict(lambda: None))
+    assert len(page.encode()) < 5_000_000
+    assert "[… 588,008 characters left out …]" in page
+    assert " the end</pre>" in page
+    assert shortened("short") == "short"
 
 
 def test_nothing_is_loaded_from_anywhere(html: str) -> None:

