@@ -165,8 +165,8 @@ class BallastFirst(WithoutSampler):
     """TRL's backend, with some bytes sent before the weights."""
 
     def __init__(self, *args: Any, ballast_bytes: int) -> None:
-        self.ballast = torch.zeros(ballast_bytes, dtype=torch.uint8)
         super().__init__(*args)
+        self.ballast = torch.zeros(ballast_bytes, dtype=torch.uint8, device=self.model.device)
 
     def _iter_named_params(self) -> Iterator[tuple[str, torch.Tensor]]:
         yield "ballast", self.ballast
