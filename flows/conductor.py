@@ -245,7 +245,7 @@ class Conductor:
         else:
             status = RunStatus.CANCELLED
         self._close(status, failed.message)
-        return EXIT_CODES[failed.worker_state]
+        return 1 if status is RunStatus.DIED else EXIT_CODES[failed.worker_state]
 
     def close_if_planned(self, error: BaseException) -> None:
         """Close the record after `error` if nobody has begun to carry the run out."""

@@ -155,6 +155,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--store", type=Path, required=True, help="folder of the store")
     options = parser.parse_args(arguments)
     settings.apply()
+    if data := os.environ.get("RATCHET_DATA"):  # served runs start in another folder
+        os.environ["RATCHET_DATA"] = str(Path(data).absolute())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         run_ui(options.port, options.store.absolute())
