@@ -176,11 +176,11 @@ def judge_arms(
     known = known_benchmarks(questions.manifest.config["questions"]["test"])
     first, last = arms[0].name, arms[-1].name
 
+    asked = {part.benchmark for part in parts}
+
     def lenient(names: tuple[str, ...]) -> list[Row]:
-        asked = {part.benchmark for part in parts}
-        where = (DECODING, ALL_BANDS)
         return [
-            _find(compared, "lenient", where[0], name, where[1], first, last)
+            _find(compared, "lenient", DECODING, name, ALL_BANDS, first, last)
             for name in names
             if name in asked
         ]
