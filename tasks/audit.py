@@ -32,6 +32,7 @@ from tasks.models import load_tokenizer, model_context
 from tasks.rl.build import Sections, build_trainer
 from tasks.rl.data import Prompts
 from tasks.rl.settings import resolved_sync
+from tasks.rl.trainer import RolloutTrainer
 from tasks.sync.audit import Audit, Settings, run_audit
 from tasks.sync.handle import handle_of
 
@@ -62,27 +63,10 @@ def run(
             "sampler.engine = 'transformers': the trainer's own weights do the sampling, so there "
             "is no sync to audit; set sampler.engine = 'vllm'"
         )
-    tokenizer = load_tokenizer(ctx.inputs["model"])
-    limit = min(filter(None, (model_context(ctx.inputs["model"]), model.max_model_len)))
-    prompts = build_audit_prompts(tokenizer, limit - sampler.max_completion_tokens, prompt)
-    guard = GuardConfig(base_every=0)
-    sections = Sections(model, prompt, sampler, RewardsConfig(), grpo, guard, WandbConfig())
     start = time.monotonic()
-    records = StepRecords(ctx.work_dir / "steps")
-    trainer = build_trainer(ctx, sections, tokenizer, prompts, records, lambda step, figures: None)
+    trainer, settings = open_pair(ctx, model, prompt, sampler, grpo, audit)
     made = time.monotonic()
     try:
-        settings = Settings(
-            dtype=model.dtype,
-            by_adapter=resolved_sync(grpo, model.dtype) == "adapter",
-            prompts=list(prompts.ids.values()),
-            num_samples=NUM_SAMPLES,
-            max_tokens=min(MAX_TOKENS, sampler.max_completion_tokens),
-            temperature=grpo.temperature,
-            batch_size=grpo.micro_batch_size,
-            num_syncs=audit.syncs,
-            seed=ctx.seed,
-        )
         handle = handle_of(trainer.vllm_generation)
         found = run_audit(
             trainer, handle, settings, lambda sync: ctx.progress(sync, audit.syncs, "syncs")
@@ -104,6 +88,36 @@ def run(
         sampled_tokens=found.num_tokens,
         device_seconds=time.monotonic() - start,
     )
+
+
+def open_pair(
+    ctx: StageContext,
+    model: ModelConfig,
+    prompt: PromptConfig,
+    sampler: SamplerConfig,
+    grpo: GrpoConfig,
+    audit: AuditConfig,
+) -> tuple[RolloutTrainer, Settings]:
+    """The trainer that GRPO would make, sampler included, and what to audit it with."""
+    tokenizer = load_tokenizer(ctx.inputs["model"])
+    limit = min(filter(None, (model_context(ctx.inputs["model"]), model.max_model_len)))
+    prompts = build_audit_prompts(tokenizer, limit - sampler.max_completion_tokens, prompt)
+    guard = GuardConfig(base_every=0)
+    sections = Sections(model, prompt, sampler, RewardsConfig(), grpo, guard, WandbConfig())
+    records = StepRecords(ctx.work_dir / "steps")
+    trainer = build_trainer(ctx, sections, tokenizer, prompts, records, lambda step, row: None)
+    settings = Settings(
+        dtype=model.dtype,
+        by_adapter=resolved_sync(grpo, model.dtype) == "adapter",
+        prompts=list(prompts.ids.values()),
+        num_samples=NUM_SAMPLES,
+        max_tokens=min(MAX_TOKENS, sampler.max_completion_tokens),
+        temperature=grpo.temperature,
+        batch_size=grpo.micro_batch_size,
+        num_syncs=audit.syncs,
+        seed=ctx.seed,
+    )
+    return trainer, settings
 
 
 def build_audit_prompts(tokenizer: Any, room: int, prompt: PromptConfig) -> Prompts:

@@ -88,7 +88,7 @@ def run_audit(
 class _Auditor:
     def __init__(self, trainer: Any, handle: SamplerHandle, settings: Settings) -> None:
         self.trainer, self.handle, self.settings = trainer, handle, settings
-        self.reference = Reference(trainer.model)
+        self.reference = Reference(trainer.model, merged=not settings.by_adapter)
         self.limit = FLOOR[settings.dtype]
         self.rows: list[Row] = []
         self.num_tokens = 0

@@ -58,8 +58,12 @@ def _finding(reference: Reference, wrong: list[Compared], num_changing: int) -> 
     if HEAD not in reference.base and {one.name for one in wrong} <= {HEAD, TIED_TO}:
         words = f"of the embedding and the head that is tied to it, the engine's {shown} is stale"
         return Finding(Probe.WEIGHTS, Cause.TIED, words)
-    if kinds == {Instead.BASE} and reference.by_adapter:
-        words = f"the engine holds {len(wrong)} of {num_changing} adapted weights without adapter"
+    unmarked = reference.mark is not None and reference.mark in {one.name for one in wrong}
+    if kinds == {Instead.BASE} and reference.by_adapter and not unmarked:
+        words = (
+            f"the engine holds {len(wrong)} of {len(reference.layers)} adapted weights without "
+            "their adapter"
+        )
         return Finding(Probe.WEIGHTS, Cause.UNMERGED, f"{words} ({shown})")
     if kinds <= {Instead.PREVIOUS, Instead.BASE}:
         words = f"the engine holds {len(wrong)} of {num_changing} weights as they were before"

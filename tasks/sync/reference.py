@@ -6,6 +6,9 @@ W + s·B·A in float64 from these copies, whatever PEFT does to the model in bet
 memory for one copy of the model, three in full fine-tuning.
 
 Versions are random: fresh adapters are zero in B, and at zero most faults of a sync are invisible.
+Where adapters are merged, a version changes one norm as well, the *mark*. No adapter is in it, so a
+sampler that has the new mark and the old layers got tensors without their adapter, and one that has
+the old mark got nothing.
 """
 
 from __future__ import annotations
@@ -65,13 +68,16 @@ class Adapter:
         return self.scale * (self.b.double() @ self.a.double())
 
 
-Version = dict[str, Adapter] | dict[str, torch.Tensor]
+Version = dict[str, Adapter | torch.Tensor]
 
 
 class Reference:
-    """The weights of the versions of `model`, a PEFT model or one that is trained whole."""
+    """The weights of the versions of `model`, a PEFT model or one that is trained whole.
 
-    def __init__(self, model: Any) -> None:
+    `merged`: its adapters are merged for a sync, so versions carry a mark.
+    """
+
+    def __init__(self, model: Any, *, merged: bool) -> None:
         self.model = model
         self.layers: dict[str, LoraLayer] = {
             f"{checkpoint_name(name)}.weight": module
@@ -79,6 +85,8 @@ class Reference:
             if isinstance(module, LoraLayer)
         }
         self.base = {name: value.detach().cpu().clone() for name, value in self._own().items()}
+        norms = [name for name in self.base if group_of(name) == "norms"]
+        self.mark = norms[-1] if self.by_adapter and merged and norms else None
         self.current = self.previous = self._version()
 
     @property
@@ -93,7 +101,7 @@ class Reference:
 
     def changing(self, name: str) -> bool:
         """Whether versions differ in this weight."""
-        return not self.by_adapter or self._untied(name) in self.layers
+        return self._untied(name) in self.current
 
     def expected(self, name: str) -> torch.Tensor:
         """What the weight is in the newest version; float64 where an adapter is part of it."""
@@ -115,22 +123,22 @@ class Reference:
         """Give the model new random weights for a version: a new adapter, or in full fine-tuning
         the base plus noise."""
         draw = torch.Generator().manual_seed(seed)
-        if self.by_adapter:
-            for name, layer in self.layers.items():
-                _redraw_adapter(layer, self.base[name], draw)
-        else:
-            for name, value in self._own().items():
-                base = self.base[name]
-                noise = torch.randn(base.shape, generator=draw)
-                size = UPDATE_SHARE * float(base.float().square().mean().sqrt())
-                value.data.copy_((base.float() + (size or UPDATE_SHARE) * noise).to(base.dtype))
+        for name, layer in self.layers.items():
+            _redraw_adapter(layer, self.base[name], draw)
+        own = self._own()
+        for name in [self.mark] if self.mark else [] if self.by_adapter else list(own):
+            base = self.base[name]
+            noise = torch.randn(base.shape, generator=draw)
+            size = UPDATE_SHARE * float(base.float().square().mean().sqrt())
+            own[name].data.copy_((base.float() + (size or UPDATE_SHARE) * noise).to(base.dtype))
         self.previous, self.current = self.current, self._version()
 
     def adapter_tensors(self) -> dict[str, torch.Tensor]:
         """The newest adapter under the names of PEFT's file."""
         found: dict[str, torch.Tensor] = {}
         for name, part in self.current.items():
-            assert isinstance(part, Adapter)
+            if not isinstance(part, Adapter):
+                continue
             stem = f"base_model.model.{name.removesuffix('.weight')}"
             found[f"{stem}.lora_A.weight"], found[f"{stem}.lora_B.weight"] = part.a, part.b
         return found
@@ -140,7 +148,11 @@ class Reference:
         relative to its size."""
         if not self.by_adapter:
             return {}
-        return {name: relative(self.base[name], value) for name, value in self._own().items()}
+        return {
+            name: relative(self.base[name], value)
+            for name, value in self._own().items()
+            if name != self.mark
+        }
 
     def _own(self) -> dict[str, torch.Tensor]:
         return {
@@ -152,7 +164,8 @@ class Reference:
     def _version(self) -> Version:
         if not self.by_adapter:
             return {name: value.detach().cpu().clone() for name, value in self._own().items()}
-        return {
+        mark = {self.mark: self._own()[self.mark].detach().cpu().clone()} if self.mark else {}
+        return mark | {
             name: Adapter(
                 layer.lora_A[ADAPTER].weight.detach().cpu().clone(),
                 layer.lora_B[ADAPTER].weight.detach().cpu().clone(),
