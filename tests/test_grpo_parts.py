@@ -115,7 +115,9 @@ def test_one_step_is_prompts_times_group_size() -> None:
         accumulation_steps(grpo, 3)
 
 
-def trl_settings(tmp_path: Path, grpo: GrpoConfig, dtype: str = "float32") -> Any:
+def trl_settings(
+    tmp_path: Path, grpo: GrpoConfig, dtype: str = "float32", use_vllm: bool = False
+) -> Any:
     spec = EngineSpec(
         location=ModelLocation("somewhere", None),
         tokenizer=None,  # type: ignore[arg-type]
@@ -131,7 +133,7 @@ def trl_settings(tmp_path: Path, grpo: GrpoConfig, dtype: str = "float32") -> An
         folder=tmp_path,
         seed=7,
         num_processes=1,
-        use_vllm=False,
+        use_vllm=use_vllm,
         max_completion_tokens=40,
         reward_weights=[2.0],
         report_to=[],
@@ -160,6 +162,16 @@ def test_trl_gets_the_run_settings_and_no_truncated_sampling(tmp_path: Path) -> 
     # never between the two passes over one batch
     assert config.save_steps == 4
     assert generation_batches(grpo) == 3
+
+
+def test_a_server_is_not_asked_for_what_its_api_does_not_know(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    colocated = trl_settings(tmp_path, GrpoConfig(), use_vllm=True)
+    assert colocated.vllm_mode == "colocate"
+    assert colocated.generation_kwargs == {"stop_token_ids": [1], "detokenize": False}
+    server = trl_settings(tmp_path, GrpoConfig(vllm_mode="server"), use_vllm=True)
+    assert server.vllm_mode == "server"
+    assert server.generation_kwargs == {"stop_token_ids": [1]}
 
 
 def test_bfloat16_trains_under_autocast_only_without_lora(tmp_path: Path) -> None:

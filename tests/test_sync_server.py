@@ -19,17 +19,33 @@ from test_sync import assert_one_policy, metrics, redraw, seedling, with_adapter
 from test_upstream_packing import adapted_model, classify, python_blocks, tiny_qwen2
 from tiny_grpo import SEEDLING, context, in_process, run_stage
 
-from ratchet.config import GrpoConfig, LoraConfig, SamplerConfig
+from ratchet.config import (
+    AuditConfig,
+    GrpoConfig,
+    LoraConfig,
+    ModelConfig,
+    PromptConfig,
+    PromptFormat,
+    SamplerConfig,
+)
 from ratchet.errors import UserError
 
 pytest.importorskip("vllm")
 pytestmark = pytest.mark.slow
 
-CONTEXT = 256
 PREFIX = [10 + i % 60 for i in range(150)]
 """More than one block of the prefix cache, which has 128 tokens on a CPU."""
 GONE_SECONDS = 15.0
 """The supervisor gives its processes 5 seconds before it kills them."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def environment() -> Iterator[None]:
+    """vLLM's settings are left in the environment."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def logprobs(model: Any, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
@@ -50,7 +66,7 @@ def server_settings(folder: Path) -> Any:
         tokenizer=None,  # type: ignore[arg-type]
         stop_ids=(),
         dtype="float32",
-        max_model_len=CONTEXT,
+        max_model_len=256,
         max_num_seqs=8,
         gpu_memory_utilization=0.1,
     )
@@ -66,23 +82,31 @@ def server_settings(folder: Path) -> Any:
 
 
 @pytest.fixture(scope="module")
-def backend(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The generation backend of a trainer in server mode, with its server."""
-    from accelerate import Accelerator
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any]]:
+    """A GRPO trainer with its server, and what to audit it with."""
+    from tasks.audit import open_pair
 
-    from tasks.sync.server_generation import ServerAdapterGeneration
-
-    made = ServerAdapterGeneration(
-        with_adapter(seedling(), seed=0),
-        Accelerator(cpu=True),
-        None,
-        mode="server",
-        settings=server_settings(tmp_path_factory.mktemp("server")),
+    made = open_pair(
+        context(tmp_path_factory.mktemp("server"), SEEDLING),
+        ModelConfig(),
+        PromptConfig(format=PromptFormat.TAGS_SHORT),
+        SamplerConfig(engine="vllm", max_completion_tokens=32),
+        GrpoConfig(vllm_mode="server", temperature=0.8, lora=LoraConfig(r=4, alpha=8)),
+        AuditConfig(syncs=1),
     )
     yield made
-    pid = made.vllm_client.server.process.pid
-    made.close()
+    backend = made[0].vllm_generation
+    pid = backend.vllm_client.server.process.pid
+    backend.close()
     assert session_members(pid) == []
+
+
+@pytest.fixture(scope="module")
+def backend(pair: tuple[Any, Any]) -> Any:
+    """The generation backend of that trainer, with an adapter that changes what the model says."""
+    found = pair[0].vllm_generation
+    redraw(found.model, seed=0)
+    return found
 
 
 def session_members(leader: int) -> list[int]:
@@ -180,9 +204,19 @@ def test_weights_read_back_from_the_server(backend: Any) -> None:
             num_adapted += 1
     assert num_adapted == 3 * 7
     facts = handle.facts()
-    assert (facts.mode, facts.dtype, facts.lora_rank) == ("server", "float32", 8)
+    assert (facts.mode, facts.dtype, facts.lora_rank) == ("server", "float32", 8)  # vLLM's least
     assert facts.vocab_rows == backend.model.config.vocab_size
     assert facts.logprobs_mode == "processed_logprobs"
+
+
+def test_the_audit_has_nothing_to_say(pair: tuple[Any, Any]) -> None:
+    from tasks.sync.audit import run_audit
+    from tasks.sync.handle import handle_of
+
+    trainer, settings = pair
+    found = run_audit(trainer, handle_of(trainer.vllm_generation), settings)
+    assert found.ok, found.diagnosis.words
+    assert {row.probe.value for row in found.rows} == {"P0", "P1", "P2", "P3", "P4"}
 
 
 def test_the_check_in_the_docs_tells_a_stale_server(backend: Any) -> None:
@@ -231,7 +265,7 @@ def test_adapter_that_is_not_there_or_does_not_fit(backend: Any, tmp_path: Path)
     client = backend.vllm_client
     with pytest.raises(RuntimeError, match=r"load_lora_adapter with 404.*No adapter found"):
         client.use(AdapterVersion(60, tmp_path / "version-000060", 0))
-    large = with_adapter(seedling(), seed=0, rank=16)  # the server was made for 8
+    large = with_adapter(seedling(), seed=0, rank=16)  # more than the server was made for
     with pytest.raises(RuntimeError, match=r"load_lora_adapter with 500.*rank 16"):
         client.use(AdapterVersions(tmp_path / "large").save(large, 61))
 
@@ -411,12 +445,3 @@ def test_a_continued_run_starts_its_server_with_another_seed(tmp_path: Path) -> 
     (tmp_path / "checkpoint-20").mkdir()
     (tmp_path / "checkpoint-20" / MARKER).touch()
     assert server_seed(3, tmp_path) == step_seed(3, 20, 0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
-    """vLLM's settings are left in the environment."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
