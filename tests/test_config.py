@@ -42,6 +42,7 @@ def test_every_preset_loads_and_says_what_it_is_for(name: str) -> None:
         ("prompt.format=boxes", "'tags_example'"),
         ("grpo.loss_type=gspo", "(allowed: 'dapo', 'grpo', 'bnpo', 'dr_grpo')"),
         ("questions.train.3.limit=5", "'3' is no index into a list of 1"),
+        ("grpo.vllm_server_device=1", "needs grpo.vllm_mode = 'server'"),
         ("questions.train.0.limti=5", "did you mean 'limit'?"),
         ("filter.keep_below", "write --set path.to.field=value"),
         ("seed.x=1", "'seed' = {'x': 1}: Input should be a valid integer"),
