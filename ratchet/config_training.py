@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ratchet.config_base import Section
 
@@ -93,6 +93,15 @@ higher, has no KL term and refills dead groups; GSPO (https://arxiv.org/abs/2507
 clips whole completions, in a range of their size."""
 
 
+Device = Annotated[
+    str,
+    BeforeValidator(lambda value: str(value) if type(value) is int else value),
+    Field(pattern=r"^[^,\s]+$"),
+]
+"""One device as CUDA_VISIBLE_DEVICES takes it: an index, which may be written as a number, or a
+UUID."""
+
+
 class GrpoConfig(Section):
     """Reinforcement learning on verifiable rewards."""
 
@@ -136,14 +145,17 @@ class GrpoConfig(Section):
     """How new weights reach vLLM: 'adapter' for LoRA, 'merged' for full fine-tuning."""
     vllm_mode: Literal["colocate", "server"] = "colocate"
     """Where vLLM runs: in the trainer's process, or in a server that the stage starts and stops."""
-    vllm_server_device: str | None = Field(default=None, pattern=r"^[^,\s]+$")
+    vllm_server_device: Device | None = None
     """GPU of the server, as CUDA_VISIBLE_DEVICES takes it; the trainer's when left out."""
     vllm_memory_utilization: float = Field(default=0.35, gt=0, le=1)
     """Share of its device's memory for the sampler, which may be the trainer's."""
     save_every: int = Field(default=20, ge=1)
     """Steps between checkpoints; a killed run loses at most this many steps."""
     keep_checkpoints: int = Field(default=2, ge=1)
-    """Newest checkpoints kept while training."""
+    """Newest checkpoints kept while training, beside the best."""
+    dev_questions: int = Field(default=100, ge=0)
+    """Dev questions answered greedily at every checkpoint; the best checkpoint is the result.
+    0 = the last is."""
 
 
 class AuditConfig(Section):
