@@ -46,7 +46,7 @@ def arm_names(roles: list[str]) -> list[str]:
     names = [role for role in roles if role != "questions"]
     known = [name for name in ARM_ORDER if name in names]
     extra = sorted(set(names) - set(known))
-    return known[:1] + extra + known[1:]
+    return known[:-1] + extra + known[-1:]
 
 
 def _condition(artifact: Artifact, path: tuple[str, ...]) -> Any:

@@ -191,7 +191,7 @@ def test_sampled_answers_and_a_control_are_shown(sampled: dict[str, Artifact]) -
     data = gather(sampled, "test-run")
     html = render(data)
     text = " ".join(" ".join(Page(html).text).split())
-    assert data.arms == ["baseline", "format-reward", "warmstart", "rl"]
+    assert data.arms == ["baseline", "warmstart", "format-reward", "rl"]
     assert "RL beats the control 'format-reward' by" in text
 
     rows = sampled["evaluate.rl"].table("eval").to_pylist()

@@ -9,7 +9,7 @@ inside the functions; no global state of it is touched.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import StringIO
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Marker colour → CSS variable. The values only matter in that no figure would use them by chance.
 INK, MUTED, RULE, PAPER = "#010a01", "#010a02", "#010a03", "#010a04"
 BASE, WARM, RL, SECOND, BAND = "#010a05", "#010a06", "#010a07", "#010a08", "#010a09"
+OTHERS = ("#010a0a", "#010a0b", "#010a0c", "#010a0d")
 VARIABLES = {
     INK: "--ink",
     MUTED: "--muted",
@@ -32,8 +33,8 @@ VARIABLES = {
     RL: "--arm-rl",
     SECOND: "--second",
     BAND: "--band",
-}
-ARM_COLOURS = {"baseline": BASE, "warmstart": WARM, "rl": RL}
+} | {colour: f"--arm-other-{index}" for index, colour in enumerate(OTHERS)}
+OWN_COLOURS = {"baseline": BASE, "warmstart": WARM, "rl": RL}
 WIDTH_INCHES = 4.7
 STYLE = {
     "font.size": 9.5,
@@ -78,6 +79,18 @@ class Chart:
     svg: str
     caption: str
     """What is drawn, with units."""
+
+
+def colour_of(arm: str, arms: Sequence[str]) -> str:
+    """An arm's colour: the run's own have theirs, others one each while they last."""
+    others = [one for one in arms if one not in OWN_COLOURS]
+    return OWN_COLOURS.get(arm) or OTHERS[others.index(arm) % len(OTHERS)]
+
+
+def legend_above(figure: Figure, axes: Axes) -> None:
+    """The axes' labels in rows above the picture, however many there are."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=3, handletextpad=0.3)
 
 
 @contextmanager

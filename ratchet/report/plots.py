@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.report.before_after import histogram, words
 from ratchet.report.figures import (
-    ARM_COLOURS,
     BASE,
     INK,
     PAPER,
@@ -14,7 +13,9 @@ from ratchet.report.figures import (
     SECOND,
     Chart,
     as_percent,
+    colour_of,
     drawing,
+    legend_above,
     quiet,
     to_svg,
 )
@@ -92,6 +93,11 @@ def forest(data: Gathered) -> Chart:
     return Chart(_gain_title(strict, data.confidence), svg, caption)
 
 
+def _height_for(data: Gathered) -> float:
+    """Inches for a figure with a legend of all arms above it, three in a row."""
+    return 2.7 + 0.2 * -(-len(data.arms) // 3)
+
+
 def by_band(data: Gathered) -> Chart | None:
     """Strict accuracy of every arm by band of the first benchmark; None without bands."""
     benchmark = data.benchmarks[0]
@@ -103,15 +109,15 @@ def by_band(data: Gathered) -> Chart | None:
     if not rows:
         return None
     bands = list(dict.fromkeys(row["band"] for row in rows))
-    with drawing(2.9) as (figure, axes):
+    with drawing(_height_for(data)) as (figure, axes):
         for position, arm in enumerate(data.arms):
             mine = {row["band"]: row for row in rows if row["arm"] == arm}
-            shift = 0.14 * (position - (len(data.arms) - 1) / 2)
+            shift = min(0.14, 0.8 / len(data.arms)) * (position - (len(data.arms) - 1) / 2)
             x = [bands.index(band) + shift for band in mine]
             y = [row["strict"] for row in mine.values()]
             low = [row["strict"] - row["strict_low"] for row in mine.values()]
             high = [row["strict_high"] - row["strict"] for row in mine.values()]
-            colour = ARM_COLOURS.get(arm, SECOND)
+            colour = colour_of(arm, data.arms)
             axes.errorbar(
                 x, y, [low, high], fmt="o", color=colour, markersize=5, linewidth=1.4,
                 label=data.arm_name(arm),
@@ -121,7 +127,7 @@ def by_band(data: Gathered) -> Chart | None:
         axes.set_ylim(-0.02, 1.02)
         as_percent(axes.yaxis)
         quiet(axes)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=4, handletextpad=0.2)
+        legend_above(figure, axes)
         svg = to_svg(figure, "bands")
     caption = (
         f"Strict accuracy, greedy, with {percent(data.confidence, 0)} Wilson intervals. A band is "
@@ -190,7 +196,7 @@ def pass_rates_after(data: Gathered) -> Chart | None:
         axes.set_xlabel("share of a question's samples that are right")
         axes.set_ylabel("questions" if rates.held_out else "questions, groups")
         as_percent(axes.yaxis)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2, handletextpad=0.4)
+        legend_above(figure, axes)
         quiet(axes)
         svg = to_svg(figure, "pass-rates-after")
     title, caption = words(data, rates)
@@ -207,9 +213,9 @@ def at_k(data: Gathered) -> Chart | None:
     }
     if not rows:
         return None
-    with drawing(2.9) as (figure, axes):
+    with drawing(_height_for(data)) as (figure, axes):
         for arm in data.arms:
-            colour = ARM_COLOURS.get(arm, SECOND)
+            colour = colour_of(arm, data.arms)
             for kind, style in (("pass", "-"), ("cons", (0, (3, 2)))):
                 mine = [item for item in rows[arm] if item["kind"] == kind]
                 k = [item["k"] for item in mine]
@@ -228,7 +234,7 @@ def at_k(data: Gathered) -> Chart | None:
         axes.set_ylim(-0.02, 1.02)
         as_percent(axes.yaxis)
         quiet(axes)
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=4, handletextpad=0.4)
+        legend_above(figure, axes)
         svg = to_svg(figure, "at-k")
     return Chart(_at_k_title(data, rows), svg, _at_k_caption(data, k[-1]))
 

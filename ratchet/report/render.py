@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from ratchet.foresight import foresight
 from ratchet.report import curves, plots, words
-from ratchet.report.figures import Chart
+from ratchet.report.figures import VARIABLES, Chart, colour_of
 from ratchet.report.gather import Gathered, Row
 from ratchet.report.templates import FOLDER, PAGE, STYLE
 from ratchet.verdict import direction
@@ -29,11 +30,20 @@ def ladder(data: Gathered, benchmark: str) -> Row:
     verdict = next(v for v in data.summary["verdicts"] if v["benchmark"] == benchmark)
     arms = [(arm, data.arm_name(arm), data.arm_row(arm, benchmark)) for arm in data.arms]
     about = data.summary["about"].get(benchmark, "")
-    return {"benchmark": benchmark, "about": about, "verdict": verdict, "arms": arms}
+    width = max(len(name) for _, name, _ in arms)
+    return {
+        "benchmark": benchmark,
+        "about": about,
+        "verdict": verdict,
+        "arms": arms,
+        "label_width": f"{0.62 * width:.1f}em",
+    }
 
 
 def pair_table(data: Gathered, decoding: str) -> list[Row]:
-    """Differences on whole benchmarks: strict and lenient of each pair side by side."""
+    """Differences on whole benchmarks, strict and lenient side by side: of every arm from the first
+    and of the last from every arm."""
+    first, last = data.arms[0], data.arms[-1]
     rows = []
     lenient = {
         (row["benchmark"], row["arm_a"], row["arm_b"]): row
@@ -42,6 +52,8 @@ def pair_table(data: Gathered, decoding: str) -> list[Row]:
     }
     for strict in data.compared:
         if (strict["metric"], strict["band"], strict["decoding"]) != ("strict", "all", decoding):
+            continue
+        if strict["arm_a"] != first and strict["arm_b"] != last:
             continue
         rows.append(
             {
@@ -137,6 +149,11 @@ def _flat(value: Any, path: str = "") -> Iterator[str]:
         yield f"{path} = {json.dumps(value, ensure_ascii=False)}"
 
 
+def arm_class(data: Gathered, arm: str) -> str:
+    """The style sheet's class of an arm, whose colour is that of the figures."""
+    return VARIABLES[colour_of(arm, data.arms)].removeprefix("--arm-")
+
+
 def foreseen(data: Gathered) -> list[str]:
     """What the comparison could have seen, benchmark by benchmark, known before training."""
     counts = {name: data.arm_row(data.arms[0], name)["num_questions"] for name in data.benchmarks}
@@ -205,6 +222,7 @@ def render(data: Gathered, drawn: dict[str, Chart | None] | None = None) -> str:
     )
     for name in words.__all__:
         env.filters[name] = getattr(words, name)
+    env.globals["arm_class"] = partial(arm_class, data)
     manifests = data.manifests
     totals = {
         "tokens": sum(manifest.sampled_tokens for manifest in manifests.values()),
