@@ -24,7 +24,8 @@ API_DEFAULTS = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 @dataclass
 class ServerHandle:
-    """The handle of TRL's backend with a server; for the trainer's main process."""
+    """The handle of TRL's backend with a server. The trainer's main process has the client; others
+    can sync and sample, which they do together with it."""
 
     generation: ServerGeneration
 
@@ -49,21 +50,37 @@ class ServerHandle:
     def sample(
         self, prompts: Sequence[Sequence[int]], *, n: int, temperature: float, max_tokens: int
     ) -> list[Sampled]:
-        """See `SamplerHandle.sample`; a request per completion, since the server tells of the
-        prefix cache per request, and of one completion only."""
+        """See `SamplerHandle.sample`.
+
+        The server tells a request's use of the prefix cache for one completion only, the last. So
+        the very first completion has a request to itself, and its count is its own.
+        """
         backend = self.generation
         before = backend.temperature, backend.max_completion_length
         backend.temperature, backend.max_completion_length = temperature, max_tokens
+        first, *others = [list(prompt) for prompt in prompts]
         try:
-            return [self._sample(list(prompt)) for prompt in prompts for _ in range(n)]
+            found = self._sample([first], 1)
+            if n > 1:
+                found += self._sample([first], n - 1)
+            if others:
+                found += self._sample(others, n)
+            return found
         finally:
             backend.temperature, backend.max_completion_length = before
 
-    def _sample(self, prompt: list[int]) -> Sampled:
-        _, (ids,), (values,), _ = self.generation.generate([prompt], None, 1)
-        assert self.client.last_usage is not None
-        cached = self.client.last_usage["prompt_tokens_details"]["cached_tokens"]
-        return Sampled(prompt, list(ids), [one[0] for one in values], cached)
+    def _sample(self, prompts: list[list[int]], n: int) -> list[Sampled]:
+        """One request."""
+        repeated = [prompt for prompt in prompts for _ in range(n)]
+        _, completions, logprobs, _ = self.generation.generate(repeated, None, n)
+        cached = None
+        if self.generation.accelerator.is_main_process:
+            assert self.client.last_usage is not None
+            cached = self.client.last_usage["prompt_tokens_details"]["cached_tokens"]
+        return [
+            Sampled(prompt, list(ids), [one[0] for one in values], cached)
+            for prompt, ids, values in zip(repeated, completions, logprobs, strict=True)
+        ]
 
     def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
         """See `SamplerHandle.score`."""
