@@ -87,6 +87,7 @@ class ServerMergedGeneration(MergedSync, ServerGeneration):
     def _init_vllm(self) -> None:
         super()._init_vllm()
         if self.accelerator.is_main_process:
+            os.environ.setdefault("VLLM_HOST_IP", "127.0.0.1")  # where the two ends meet
             self.vllm_client.init_communicator(device=self.accelerator.device)
 
     def _transfer(self) -> int:
