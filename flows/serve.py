@@ -58,6 +58,8 @@ def deployments(store: Path) -> list[RunnerDeployment]:
         )
         assert isinstance(made, RunnerDeployment)
         made.entrypoint = entrypoint
+        # Not "no schedules, not paused": what was set in the UI stays.
+        made.model_fields_set.difference_update({"schedules", "paused"})
         # Prefect titles a parameter with its bare name and takes no other.
         for parameter, schema in made._parameter_openapi_schema.properties.items():
             schema["title"] = forms.title(parameter)

@@ -19,8 +19,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from flows import server, settings
 from ratchet.errors import EXIT_USER_ERROR, UserError
@@ -103,10 +105,17 @@ def _start_serving(store: Path, log_file: Path) -> Supervised:
         )
 
 
-def _wait_until_served(api_url: str, serving: Kept) -> None:
+def _polled_since(began: datetime, deployment: dict[str, Any] | None) -> bool:
+    """Whether somebody has asked for the deployment's runs since then."""
+    if deployment is None:
+        return False
+    return datetime.fromisoformat(deployment["last_polled"]) >= began
+
+
+def _wait_until_served(api_url: str, serving: Kept, began: datetime) -> None:
     """Return once the deployments are there and looked after."""
     deadline = time.monotonic() + READY_SECONDS
-    while server.served_deployment(api_url, "full/full") is None:
+    while not _polled_since(began, server.served_deployment(api_url, "full/full")):
         serving.mend()
         if time.monotonic() > deadline:
             raise RuntimeError(f"the deployments aren't served within {READY_SECONDS:.0f} s")
@@ -134,10 +143,11 @@ def run_ui(port: int, store: Path) -> None:
             server.state_file(), json.dumps({"api_url": api_url, "pid": os.getpid()}) + "\n"
         )
         stack.callback(server.state_file().unlink, missing_ok=True)
+        began = datetime.now(UTC)
         serving = stack.enter_context(
             Kept("the serving", lambda: _start_serving(store, serving_log), serving_log)
         )
-        _wait_until_served(api_url, serving)
+        _wait_until_served(api_url, serving, began)
         print(
             f"Prefect UI: {api_url.removesuffix('/api')}  (Ctrl-C stops it and the runs it serves)",
             flush=True,

@@ -107,12 +107,12 @@ def test_ui_on_a_taken_port_says_who_has_it(ui: Ui, tmp_path: Path) -> None:
 def test_bad_input_is_one_line_and_records_nothing(ui: Ui, base: RunRecord) -> None:
     known = len(all_runs(ui.store))
     cases = [
-        (ui.trigger("full/full", settings=["filter.kep_below=1"]), "did you mean 'keep_below'?"),
+        (ui.trigger("full/full", settings="filter.kep_below=1"), "did you mean 'keep_below'?"),
         (ui.trigger("full/full", start_from="nonesuch"), "'nonesuch' is neither a run nor"),
         (ui.trigger("stage/filter", run="score/ffffff"), "'score/ffffff' is neither a run nor"),
         (ui.trigger("stage/filter", run=base.run_id), "'filter' needs 'presample', which"),
         (
-            ui.trigger("stage/questions", run=base.run_id, settings=["model.dtype=bfloat16"]),
+            ui.trigger("stage/questions", run=base.run_id, settings="model.dtype=bfloat16"),
             "'questions' needs 'model', which would have to run first: model.dtype: float32",
         ),
     ]
