@@ -10,13 +10,17 @@ server, repeats the steps after it exactly: data order, sampling seeds and optim
 functions of the seed and the step. A run that the drift guard halts has saved the policy before
 the doubtful batch.
 
-Not covered: choosing the checkpoint on a dev slice.
+The result is the checkpoint that did best on dev questions (`tasks.rl.dev`), the last one where
+there are none.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+
+from accelerate import PartialState
+from transformers import PreTrainedTokenizerBase
 
 from ratchet.config import (
     GrpoConfig,
@@ -34,6 +38,7 @@ from tasks.models import load_tokenizer
 from tasks.resume import newest_checkpoint
 from tasks.rl.build import Sections, build_trainer
 from tasks.rl.data import build_prompts, rl_questions
+from tasks.rl.dev import DevQuestions, best_step, dev_questions, policy_of
 from tasks.rl.finish import NUM_FIXED_TEXTS, markdown, save_policy, summarise
 from tasks.rl.trainer import RolloutTrainer
 from tasks.rl.watch import Watch
@@ -61,7 +66,8 @@ def run(
     watch = Watch(ctx, grpo.steps, records, sections.as_json(), _adapter(grpo))
     settings = {"grpo": grpo.model_dump(mode="json"), "rewards": rewards.model_dump(mode="json")}
     with wandb_run(ctx, "grpo", wandb, settings) as wandb_place:
-        trainer = build_trainer(ctx, sections, tokenizer, prompts, records, watch)
+        dev = _dev(ctx, sections, tokenizer)
+        trainer = build_trainer(ctx, sections, tokenizer, prompts, records, watch, dev)
         try:
             _train(ctx, trainer, records)
         finally:
@@ -70,8 +76,13 @@ def run(
 
     rows, rollouts = records.metrics(), records.rollouts()
     last = records.rollouts_of(rollouts.column("step")[-1].as_py())[:NUM_FIXED_TEXTS]
+    policy = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    best = best_step(rows)
+    if best is not None and best != rows[-1]["step"]:
+        ctx.log(f"the policy of step {best} did best on the dev questions and is kept")
+        policy = policy_of(policy, Path(trainer.args.output_dir), best)
     check = save_policy(
-        trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False),
+        policy,
         tokenizer,
         ctx.out_dir,
         [row["prompt"] + row["completion"] for row in last],
@@ -93,6 +104,23 @@ def run(
         sampled_tokens=num_tokens,
         device_seconds=summary["train_seconds"],
         wandb_run=wandb_place,
+    )
+
+
+def _dev(
+    ctx: StageContext, sections: Sections, tokenizer: PreTrainedTokenizerBase
+) -> DevQuestions | None:
+    """The questions that choose the checkpoint; none where several processes train."""
+    if PartialState().num_processes > 1:
+        ctx.log("several processes train: no dev check, the last policy is the result")
+        return None
+    return dev_questions(
+        ctx.inputs,
+        tokenizer,
+        sections.model,
+        sections.prompt,
+        count=sections.grpo.dev_questions,
+        max_tokens=sections.sampler.max_completion_tokens,
     )
 
 

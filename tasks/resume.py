@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,13 @@ def _sync_tree(folder: Path) -> None:
 class CheckpointKeeper(TrainerCallback):
     """Marks each checkpoint once it is on disk and keeps the newest `keep` of them.
 
-    The trainer itself must not rotate: leave `save_total_limit` unset.
+    The one of step `best()` is kept as well, if there is one. The trainer itself must not rotate:
+    leave `save_total_limit` unset.
     """
 
-    def __init__(self, keep: int = 2) -> None:
+    def __init__(self, keep: int = 2, best: Callable[[], int | None] = lambda: None) -> None:
         self.keep = keep
+        self.best = best
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by the trainer after it has written a checkpoint."""
@@ -55,6 +58,7 @@ class CheckpointKeeper(TrainerCallback):
         _sync_tree(new)
         (new / MARKER).write_text("")
         _sync_tree(new)
-        for old in _marked(folder)[: -self.keep]:
+        best = f"{PREFIX}{self.best()}"
+        for old in [one for one in _marked(folder)[: -self.keep] if one.name != best]:
             (old / MARKER).unlink()
             shutil.rmtree(old)

@@ -31,7 +31,7 @@ from ratchet.store.store import Artifact, Store
 from ratchet.verifier import Status, verify
 from tasks import benchmark, evaluate, presample
 from tasks.context import StageContext, StageResult
-from tasks.sampler.transformers_engine import TransformersSampler
+from tasks.sampler import transformers_engine
 from tasks.sampling_progress import time_words
 from tasks.shards import SampleRequest, Shard, ShardStore, plan_shards, sample_shards
 
@@ -204,7 +204,7 @@ def test_no_engine_is_opened_when_everything_is_there(
     def refuse(*args: object) -> None:
         raise AssertionError("an engine was opened")
 
-    monkeypatch.setattr(TransformersSampler, "__init__", refuse)
+    monkeypatch.setattr(transformers_engine, "load_sampler", refuse)
     again = sample_shards(
         stage_context(tmp_path, "b", questions), wanted, model_config=MODEL, sampler=SAMPLER
     )

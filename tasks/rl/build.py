@@ -28,6 +28,7 @@ from tasks.models import load_model, model_context, model_location, stop_token_i
 from tasks.resume import CheckpointKeeper
 from tasks.rl.backend import check_backend, sampling_backend
 from tasks.rl.data import Prompts
+from tasks.rl.dev import DevCheck, DevQuestions, best_step
 from tasks.rl.halt import Oversight
 from tasks.rl.rewards import checked_rewards
 from tasks.rl.settings import (
@@ -68,9 +69,10 @@ def build_trainer(
     prompts: Prompts,
     records: StepRecords,
     on_step: Callable[[int, Logged], None],
+    dev: DevQuestions | None = None,
 ) -> RolloutTrainer:
-    """The trainer; UserError for settings or prompts that can't be trained with. `watch` is called
-    after each optimizer step."""
+    """The trainer; UserError for settings or prompts that can't be trained with. `on_step` is
+    called after each optimizer step."""
     grpo, dtype = sections.grpo, sections.model.dtype
     check_backend(grpo, sections.sampler, dtype)
     style = STYLE_OF[sections.prompt.format]
@@ -78,7 +80,9 @@ def build_trainer(
     policy = load_model(
         ctx.inputs["model"], dtype=training_dtype(grpo, dtype), attention=attention(dtype)
     )
-    spec = _engine_spec(ctx, sections, tokenizer, prompts)
+    longest = max([prompts.longest, *([] if dev is None else map(len, dev.prompts))])
+    spec = _engine_spec(ctx, sections, tokenizer, longest)
+    check = None if dev is None else DevCheck(dev, spec)
     # Sampling defaults of the model must not leak into training, and what ends a completion must
     # be what ended it when the questions were sampled.
     policy.generation_config = GenerationConfig(
@@ -110,8 +114,13 @@ def build_trainer(
             train_dataset=prompts.ordered(count, ctx.seed),
             processing_class=tokenizer,
             peft_config=lora_config(grpo.lora),
-            callbacks=[CheckpointKeeper(grpo.keep_checkpoints)],
+            callbacks=[
+                *([] if check is None else [check]),
+                CheckpointKeeper(grpo.keep_checkpoints, lambda: best_step(records.metrics())),
+            ],
         )
+    if check is not None:
+        check.trainer = trainer
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -120,7 +129,7 @@ def _engine_spec(
     ctx: StageContext,
     sections: Sections,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Prompts,
+    longest: int,
 ) -> EngineSpec:
     """How the policy is sampled; UserError when its context can't hold prompt and completion."""
     start, sampler, grpo = ctx.inputs["model"], sections.sampler, sections.grpo
@@ -130,7 +139,7 @@ def _engine_spec(
         stop_ids=stop_token_ids(start, tokenizer),
         dtype=sections.model.dtype,
         max_model_len=context_for(
-            model_context(start), sections.model, prompts.longest + sampler.max_completion_tokens
+            model_context(start), sections.model, longest + sampler.max_completion_tokens
         ),
         max_num_seqs=min(sampler.max_num_seqs, grpo.prompts_per_step * grpo.group_size),
         gpu_memory_utilization=grpo.vllm_memory_utilization,

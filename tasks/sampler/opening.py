@@ -70,6 +70,6 @@ def open_sampler(
         finally:
             engine.close()
     else:
-        from tasks.sampler.transformers_engine import TransformersSampler
+        from tasks.sampler.transformers_engine import load_sampler
 
-        yield TransformersSampler(spec, model)
+        yield load_sampler(spec, model)

@@ -19,14 +19,20 @@ from tasks.sampler.base import EngineSpec, OnProgress, Sample, as_samples, check
 ATTENTION = "sdpa"
 
 
-class TransformersSampler:
-    """A `Sampler` on transformers."""
+def load_sampler(spec: EngineSpec, artifact: Artifact) -> TransformersSampler:
+    """A sampler on the model of an artifact, on the GPU where there is one."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(artifact, dtype=spec.dtype, attention=ATTENTION)
+    return TransformersSampler(spec, model.to(device).eval())
 
-    def __init__(self, spec: EngineSpec, artifact: Artifact) -> None:
+
+class TransformersSampler:
+    """A `Sampler` on a loaded model in evaluation mode."""
+
+    def __init__(self, spec: EngineSpec, model: PreTrainedModel) -> None:
         self.spec = spec
-        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model = load_model(artifact, dtype=spec.dtype, attention=ATTENTION)
-        self.model: PreTrainedModel = model.to(self.device).eval()
+        self.device = model.device
+        self.model = model
 
     @torch.inference_mode()
     def generate(
