@@ -234,7 +234,7 @@ def plot(folder: Path, target: Path) -> None:
         axis.set_xlabel("optimizer step")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_yscale("log")
-    axes[1].set_ylim(-0.03, 1.03)
+    axes[1].set_ylim(-0.01, None)
     figure.legend(
         *axes[0].get_legend_handles_labels(),
         loc="outside lower center",
