@@ -1,8 +1,11 @@
-"""Commands that look into a GRPO run, finished or under way: `rollouts`, `doctor`."""
+"""Commands that look into training: `rollouts`, `doctor`, `replay-batch`."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,6 +30,7 @@ def register(app: typer.Typer) -> None:
     """Add these commands to the command line."""
     app.command()(rollouts)
     app.command()(doctor)
+    app.command("replay-batch")(replay_batch)
 
 
 def rollouts(
@@ -212,3 +216,14 @@ def doctor(
             "or a larger learning rate",
             highlight=False,
         )
+
+
+def replay_batch(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="The replay folder that the error named.")
+    ],
+) -> None:
+    """Run a warm-start batch that was not finite again, alone, over attention × number format."""
+    command = [sys.executable, "-P", "-m", "tasks.replay", str(folder.absolute())]
+    code = subprocess.run(command, check=False).returncode
+    raise typer.Exit(code if code >= 0 else 128 - code)

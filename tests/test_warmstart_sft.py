@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tiny_warmstart import SFT, Emit, questions, run_sft, stage_context
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
@@ -162,6 +164,49 @@ def test_a_non_finite_gradient_stops_the_run_and_can_be_replayed(
     losses = [model(**{n: tensors[f"{i}.{n}"] for n in names}).loss.item() for i in (0, 1)]
     assert all(0 < loss < 6 for loss in losses)
     assert tensors[f"0.{EXAMPLE}"].shape == (2,)
+    told = subprocess.run(
+        [sys.executable, "-m", "tasks.replay", str(folder)],
+        cwd=Path(__file__).parents[1],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.splitlines()
+    assert told[0] == "gradient norm not finite at step 2 of sft, attention eager, float32"
+    rows = [line.split() for line in told if line.startswith(("sdpa ", "eager "))]
+    assert [row[:2] for row in rows] == [
+        [attention, dtype] for attention in ("sdpa", "eager") for dtype in ("bfloat16", "float32")
+    ]
+    for row in rows:  # what was planted is not in the batch
+        assert float(row[2]) == pytest.approx(sum(losses) / 2, abs=0.02)
+        assert 0 < float(row[3]) < 100
+    assert told[-1].startswith("Finite everywhere")
+
+
+def test_a_replay_names_what_is_not_finite(tmp_path: Path) -> None:
+    from tasks.replay import diagnosis, outcomes, read_replay
+
+    ctx = stage_context(tmp_path)
+    model = ctx.inputs["model"].folder / "checkpoint"
+    folder = tmp_path / "replay-step-7"
+    shutil.copytree(model, folder / "model")
+    spoilt = load_file(folder / "model" / "model.safetensors")
+    spoilt["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(spoilt, folder / "model" / "model.safetensors", metadata={"format": "pt"})
+    ids = torch.arange(5, 11)[None]
+    batch = {"0.input_ids": ids, "0.attention_mask": torch.ones_like(ids), "0.labels": ids.clone()}
+    about = {"step": 7, "what": "loss", "method": "sft", "question_ids": [["q1"]]}
+    save_file(batch, folder / "batch.safetensors", metadata={"ratchet": json.dumps(about)})
+    found = list(outcomes(read_replay(folder)))
+    assert not any(one.ok for one in found)
+    assert all(one.first_bad is not None for one in found)
+    assert diagnosis(found).startswith("Finite nowhere")
+    mixed = [replace(found[0], loss=1.0, gradient_norm=2.0), *found[1:]]
+    assert diagnosis(mixed).startswith("Finite with sdpa in bfloat16; not with sdpa in float32,")
+    with pytest.raises(UserError, match="holds no replay"):
+        read_replay(tmp_path)
+    save_file({"0.prompt_ids": ids}, folder / "batch.safetensors")
+    with pytest.raises(UserError, match="only SFT batches can be run again"):
+        read_replay(folder)
 
 
 def test_a_non_finite_loss_stops_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
