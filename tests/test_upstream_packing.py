@@ -17,6 +17,8 @@ from transformers import PretrainedConfig, Qwen2Config, Qwen2ForCausalLM, Qwen3C
 
 from tasks.sync.packing import BUFFER_BYTES, num_unflushed, stale_layers, wire_tensors
 
+pytestmark = pytest.mark.slow  # importing vLLM is
+
 FIXED = (
     "TRL {trl} no longer ships base weights in server mode: the fault is fixed upstream. Say since "
     "which version in docs/drift.md and tasks/sync/packing.py, check whether the clone in "
