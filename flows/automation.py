@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY
 
 NAME = "Ratchet: died without a word"
 LEAST_SILENCE = timedelta(seconds=540)
-ENDINGS = ("Completed", "Cached", "Failed", "Cancelled", "Crashed")
+ENDINGS = ("Completed", "Cached", "Failed", "Refused", "Cancelled", "Crashed")
 """Names of the states that a flow run of ours ends in; Prefect names its events after them."""
 
 
