@@ -122,3 +122,5 @@ def _print(summary: dict[str, Any], rows: list[dict[str, Any]], model: str) -> N
     )
     console.print(f"\n{verdict} ({summary['sync']}, {summary['mode']}; model {escape(model)}).")
     console.print(escape(summary["diagnosis"]))
+    if summary["read_back"] is not None:
+        console.print(f"[dim]Read back out of the engine: {escape(summary['read_back'])}.[/]")

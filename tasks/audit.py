@@ -34,6 +34,7 @@ from tasks.rl.data import Prompts
 from tasks.rl.settings import resolved_sync
 from tasks.rl.trainer import RolloutTrainer
 from tasks.sync.audit import Audit, Settings, run_audit
+from tasks.sync.effective import READ
 from tasks.sync.handle import handle_of
 
 TEXT = (
@@ -159,6 +160,7 @@ def _summary(found: Audit, settings: Settings) -> dict[str, Any]:
         "num_failed_checks": sum(not row.ok for row in found.rows),
         "drift_first": found.drift[0] if found.drift else None,
         "drift_last": found.drift[-1] if found.drift else None,
+        "read_back": next((row.worst for row in found.rows if row.check == READ), None),
         "diagnosis": found.diagnosis.words,
     }
     if not found.ok:

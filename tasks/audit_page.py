@@ -30,6 +30,8 @@ def markdown(summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> s
             f"Drift after the first sync {summary['drift_first']:.1e}, after the last "
             f"{summary['drift_last']:.1e} nats per token."
         )
+    if summary["read_back"] is not None:
+        lines.append(f"Read back out of the engine: {summary['read_back']}.")
     lines += [
         "",
         "| probe | check | of | worst | limit | | where |",

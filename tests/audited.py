@@ -91,6 +91,12 @@ class Pair:
         return self.trainer.vllm_generation
 
     @property
+    def names(self) -> list[str]:
+        """The trainer's weights but for the adapter's, tied ones once."""
+        found = self.trainer.model.named_parameters()
+        return [name for name, _ in found if ".lora_" not in name]
+
+    @property
     def llm(self) -> Any:
         """The engine."""
         return self.generation.llm

@@ -26,6 +26,7 @@ pytestmark = pytest.mark.slow
 import sync_faults as faults  # noqa: E402 - it needs vLLM
 
 from tasks.sync.diagnosis import Cause, Probe  # noqa: E402
+from tasks.sync.effective import READ  # noqa: E402
 
 ADAPTER = Kind("qwen2", "adapter")
 MERGED = Kind("qwen2", "merged")
@@ -161,9 +162,8 @@ CLEAN = [
     MERGED,
     FULL,
     Kind("qwen3", "adapter"),
-    Kind("qwen3", "merged"),
     Kind("qwen2", "adapter", "bfloat16"),
-    Kind("qwen2", "full", "bfloat16"),
+    Kind("qwen3", "adapter", mode="server"),
 ]
 """What must pass."""
 
@@ -256,6 +256,9 @@ def test_clean_pair_passes(pair: Pair, table: list[str]) -> None:
     assert found.ok, found.diagnosis.words
     assert all(row.ok for row in found.rows)
     assert {row.probe for row in found.rows} == set(Probe)
+    assert [row.worst for row in found.rows if row.check == READ] == [
+        f"all {len(pair.names)} weights"
+    ] * 3
     if pair.kind.dtype == "float32":
         assert max(found.drift) < 1e-5
 

@@ -2,7 +2,8 @@
 
 They are read back out of the engine (`tasks.sync.readback`), so this sees what became of what was
 sent: an update that was accepted and not carried out, a second copy of a tied weight that was not
-renewed, a layer that was rounded on the way in.
+renewed, a layer that was rounded on the way in. Weights that the engine keeps in a form that can't
+be read back under the trainer's names are counted and named; P3 has to speak for them.
 """
 
 from __future__ import annotations
@@ -16,6 +17,9 @@ from tasks.sync.diagnosis import Cause, Finding, Probe
 from tasks.sync.reference import HEAD, TIED_TO, Reference
 from tasks.sync.rows import Report, by_group, fact, named
 
+READ = "weights read back"
+"""The check that says how many weights could be compared."""
+
 
 def check_effective(
     reference: Reference,
@@ -24,26 +28,21 @@ def check_effective(
     dtype: str,
 ) -> Report:
     """Compare every weight that comes out of the engine; `dtype` is the engine's."""
-    compared, seen = [], set()
-    for name, value in weights:
-        seen.add(name)
-        if reference.knows(name):
-            compared.append(compare(reference, name, value, dtype))
+    every = [
+        compare(reference, name, value, dtype) for name, value in weights if reference.knows(name)
+    ]
+    compared = [one for one in every if one.instead is not Instead.SHAPE]
+    seen = {one.name for one in compared}
     absent = [name for name in reference.names if name not in seen]
-    report = Report(by_group(sync, Probe.WEIGHTS, "engine against expected", compared))
-    report.rows.insert(
-        0,
-        fact(
-            Probe.WEIGHTS,
-            "names",
-            not absent,
-            named(absent) or f"all {len(reference.names)}",
-            sync=sync,
-        ),
-    )
+    told = f"all {len(reference.names)} weights"
     if absent:
-        words = f"the engine has no {len(absent)} of the trainer's weights ({named(absent)})"
-        report.findings.append(Finding(Probe.WEIGHTS, Cause.NAMES, words))
+        told = f"{len(absent)} of {len(reference.names)} weights can't be read: {named(absent)}"
+    report = Report(
+        [
+            fact(Probe.WEIGHTS, READ, True, told, sync=sync),
+            *by_group(sync, Probe.WEIGHTS, "engine against expected", compared),
+        ]
+    )
     wrong = [one for one in compared if not one.ok]
     if wrong:
         changing = [one for one in compared if reference.changing(one.name)]

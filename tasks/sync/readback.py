@@ -8,7 +8,8 @@ engine's own buffers, where its scale is part of B already. Stacked layers (`qkv
 embedding even where they are tied, since a backend may keep two copies.
 
 Works on the model of a worker with the whole of it (no tensor parallelism), in the worker's
-process.
+process. Experts of mixtures, and stacked layers that don't come apart one to one, are given under
+the engine's own names, which no checkpoint has.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ def effective_weights(model: Any, slot: int | None = None) -> Iterator[tuple[str
     for path, module in model.named_modules():
         if any(path.startswith(f"{above}.") for above in taken):
             continue
-        name = path.replace(".base_layer", "")
-        if isinstance(module, BaseLinearLayerWithLoRA | LinearBase):
+        name = _text_name(path.replace(".base_layer", ""))
+        if isinstance(module, BaseLinearLayerWithLoRA | LinearBase) and not _is_filter(module):
             taken.append(path)
             yield from _linear(name, module, slot, stacked)
         elif isinstance(module, ParallelLMHead):
@@ -60,6 +61,17 @@ def effective_weights(model: Any, slot: int | None = None) -> Iterator[tuple[str
         elif not isinstance(module, BaseLayerWithLoRA):
             for own, value in module.named_parameters(recurse=False):
                 yield f"{name}.{own}" if name else own, value.detach().cpu().clone()
+
+
+def _text_name(name: str) -> str:
+    """A weight of a language model inside a multimodal one, as in a checkpoint of its own."""
+    return name.removeprefix("language_model.")
+
+
+def _is_filter(module: Any) -> bool:
+    """Whether a convolution is kept as a linear layer: its weight is no matrix."""
+    layer = module.base_layer if isinstance(module, BaseLinearLayerWithLoRA) else module
+    return any(value.ndim > 2 for value in layer.parameters(recurse=False))
 
 
 def _probed(layer: Any, num_inputs: int) -> torch.Tensor:
@@ -88,6 +100,8 @@ def _linear(
     assert layer.tp_size == 1, "weights are read back from a model that one worker holds whole"
     parent, _, own = name.rpartition(".")
     names = stacked.get(own, [own])
+    if len(names) != len(layer.output_partition_sizes):
+        names = [f"{own}[{i}]" for i in range(len(layer.output_partition_sizes))]
     weights = list(_probed(layer, layer.input_size).split(layer.output_partition_sizes))
     if wrapped and slot is not None:
         assert len(module.lora_a_stacked) == len(weights), name
