@@ -214,6 +214,21 @@ def test_a_difference_of_independent_estimates_by_hand() -> None:
     assert stats.difference_interval(a, b) == pytest.approx((0.2, 0.0524, 0.3339), abs=5e-5)
 
 
+def test_coverage_of_a_difference_of_gains() -> None:
+    rng = np.random.default_rng(14)
+    shares = {400: (0.20, 0.08, 0.72), 200: (0.12, 0.10, 0.78)}  # true gains 12 and 2 points
+    drawn = {n: rng.multinomial(n, chances, 3000) for n, chances in shares.items()}
+    covered = 0
+    for many, few in zip(drawn[400], drawn[200], strict=True):
+        seen, new = (
+            ((gained - lost) / n, *stats.tango(gained, lost, n))
+            for n, (gained, lost, _) in ((400, many), (200, few))
+        )
+        _, low, high = stats.difference_interval(new, seen)
+        covered += low <= 0.10 <= high
+    assert BOUNDS[0] <= covered / 3000 <= BOUNDS[1]
+
+
 def test_holm_by_hand() -> None:
     # smallest × 3, next × 2, largest × 1, never below the one before
     assert stats.holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
