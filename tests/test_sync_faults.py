@@ -57,7 +57,7 @@ CASES = [
         Cause.UNMERGED,
     ),
     Case(
-        "the same, two thirds of the layers sent before",
+        "the same, with most layers sent before",
         MERGED,
         faults.unmerged_before_packed(160_000),
         Probe.WIRE,

@@ -149,7 +149,8 @@ class _Auditor:
     def _limit(self, sampled: Sequence[Sampled]) -> Gap:
         """What rounding explains in this model."""
         dtype, batch_size = self.settings.dtype, self.settings.batch_size
-        found = rounding(self.trainer, sampled, dtype, batch_size=batch_size)
+        some = sampled[:: self.settings.num_samples]
+        found = rounding(self.trainer, some, dtype, batch_size=batch_size)
         on_gpu = self.trainer.accelerator.device.type != "cpu"
         return limit_of(found, dtype, on_gpu=on_gpu)
 
@@ -168,6 +169,7 @@ class _Auditor:
             temperature,
             self.limit,
             batch_size=self.settings.batch_size,
+            in_evaluation=sync == 1 and temperature == 1,
         )
         num_tokens = sum(len(one.token_ids) for one in sampled)
         report.rows += logprob_rows(sync, gaps, num_tokens, temperature)

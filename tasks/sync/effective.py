@@ -14,7 +14,7 @@ import torch
 
 from tasks.sync.compare import Compared, Instead, compare
 from tasks.sync.diagnosis import Cause, Finding, Probe
-from tasks.sync.reference import HEAD, TIED_TO, Reference
+from tasks.sync.reference import HEAD, TIED_TO, UPDATE_SHARE, Reference
 from tasks.sync.rows import Report, by_group, fact, named
 
 READ = "weights read back"
@@ -53,7 +53,6 @@ def check_effective(
 def _finding(reference: Reference, wrong: list[Compared], num_changing: int) -> Finding:
     kinds = {one.instead for one in wrong}
     shown = named(one.name for one in wrong)
-    worst = max(one.error for one in wrong)
     if HEAD not in reference.base and {one.name for one in wrong} <= {HEAD, TIED_TO}:
         words = f"of the embedding and the head that is tied to it, the engine's {shown} is stale"
         return Finding(Probe.WEIGHTS, Cause.TIED, words)
@@ -69,9 +68,12 @@ def _finding(reference: Reference, wrong: list[Compared], num_changing: int) -> 
         cause = Cause.NOT_LOADED if len(wrong) == num_changing else Cause.WEIGHTS
         return Finding(Probe.WEIGHTS, cause, f"{words} the sync ({shown})")
     if kinds <= {Instead.BFLOAT16, Instead.ROUNDED}:
+        off = max(
+            one.error * (UPDATE_SHARE if reference.changing(one.name) else 1) for one in wrong
+        )
         words = (
-            f"{len(wrong)} of the engine's weights are rounded: up to {worst:.0%} of the update is "
-            f"lost ({shown})"
+            f"{len(wrong)} of the engine's weights are rounded, off by up to {off:.1%} of their "
+            f"size ({shown})"
         )
         return Finding(Probe.WEIGHTS, Cause.ROUNDED, words)
     words = f"{len(wrong)} of the engine's weights are {', '.join(sorted(map(str, kinds)))}"

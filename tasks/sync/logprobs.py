@@ -131,9 +131,11 @@ def measure(
     limit: Gap,
     *,
     batch_size: int,
+    in_evaluation: bool,
 ) -> Gaps:
     """The gaps between what sampler and trainer say of `sampled`, drawn at `temperature`. The
-    sampler reads prompts at temperature 1 only, so at another that part stays unknown."""
+    sampler reads prompts at temperature 1 only, so at another that part stays unknown, as does the
+    trainer in evaluation mode where that isn't asked for."""
 
     def scores(train: bool) -> Scored:
         return trainer_scores(trainer, sampled, temperature, train=train, batch_size=batch_size)
@@ -150,9 +152,10 @@ def measure(
         known |= {
             "prompt_trainer": gap(read, in_training.logprobs),
             "generated_prompt": gap(generated, read),
-            "train_eval": gap(in_training.logprobs, scores(False).logprobs),
             "generated_above": _share_above(generated, read),
         }
+    if in_evaluation:
+        known["train_eval"] = gap(in_training.logprobs, scores(False).logprobs)
     return Gaps(limit, **known)
 
 
