@@ -17,7 +17,6 @@ from ratchet.errors import UserError
 from ratchet.prompts import OPENING_TAG, STYLE_OF, prefilled_tag, prompt_text
 from ratchet.stats import wilson
 from ratchet.store.code import code_version
-from ratchet.store.keys import canonical_json, text_hash
 from ratchet.store.store import Artifact
 from ratchet.verifier import (
     VERIFIER_VERSION,
@@ -91,8 +90,7 @@ def prefilled_part(
 
 def verifier_version() -> str:
     """Version of the verifier's rules and of its code: `2-0123abcd`."""
-    code = (code_version("ratchet.verifier"), code_version("ratchet.verifier.worker"))
-    return f"{VERIFIER_VERSION}-{text_hash(canonical_json(code))[:8]}"
+    return f"{VERIFIER_VERSION}-{code_version('ratchet.verifier')[:8]}"
 
 
 def judge(

@@ -144,6 +144,14 @@ def test_code_version_covers_what_a_stage_imports_and_ignores_words(
     code._module_parts.cache_clear()
 
 
+def test_code_version_of_the_verifier_covers_its_worker_process() -> None:
+    from ratchet.store import code
+
+    parts = code._module_parts("ratchet.verifier.pool")
+    assert parts is not None
+    assert "ratchet.verifier.worker" in parts[1]  # the pool starts it by name
+
+
 def test_stage_modules_take_a_context_and_return_a_result() -> None:
     from tasks import filter as filter_stage
     from tasks.context import StageContext, StageResult

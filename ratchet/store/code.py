@@ -18,7 +18,10 @@ ROOT = Path(__file__).resolve().parents[2]
 OURS = ("ratchet", "tasks")
 BY_VALUE = (
     "ratchet.config",
+    "ratchet.config_base",
+    "ratchet.config_evaluate",
     "ratchet.config_load",
+    "ratchet.config_training",
     "ratchet.dag",
     "ratchet.errors",
     "ratchet.plan",

@@ -26,6 +26,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ratchet.verifier import worker as worker_module
+
 START_SECONDS = 60.0
 MEMORY_BYTES = 2 << 30
 TASKS_PER_WORKER = 5_000
@@ -59,7 +61,7 @@ class Worker:
     def __init__(self, memory_bytes: int) -> None:
         code = (
             f"import sys; sys.path.insert(0, {ROOT!r}); "
-            f"from ratchet.verifier.worker import main; main({memory_bytes})"
+            f"from {worker_module.__name__} import main; main({memory_bytes})"
         )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
         self.process = subprocess.Popen(

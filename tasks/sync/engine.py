@@ -9,6 +9,7 @@ version on every request and refuses an answer that was made with another.
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -78,6 +79,8 @@ def engine_process(config: PretrainedConfig, spec: EngineSpec) -> Iterator[None]
     give the trainer its threads back, which vLLM cuts to one on a CPU. `config` is the language
     model's."""
     set_environment()
+    # Left to itself, every run would try the same well-known port, and of two at once one fails.
+    os.environ.setdefault("MASTER_PORT", str(free_port()))
     if current_platform.is_cpu():
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(config, spec, memory))
@@ -86,6 +89,14 @@ def engine_process(config: PretrainedConfig, spec: EngineSpec) -> Iterator[None]
         yield
     finally:
         torch.set_num_threads(num_threads)
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 class AdapterLLM(LLM):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -28,7 +27,8 @@ from vllm.platforms import current_platform
 
 from tasks.sampler.vllm_engine import cache_gib
 from tasks.supervisor import Supervised
-from tasks.sync.engine import EngineSettings
+from tasks.sync import server_worker
+from tasks.sync.engine import EngineSettings, free_port
 from tasks.worker import set_environment
 
 BASE_MODEL = "base"
@@ -54,14 +54,6 @@ class ServerSettings(EngineSettings):
     """Told where the server is, for the person who watches."""
 
 
-def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def server_command(settings: ServerSettings, port: int) -> list[str]:
     """The command line of the server."""
     spec = settings.spec
@@ -79,7 +71,7 @@ def server_command(settings: ServerSettings, port: int) -> list[str]:
         "gpu-memory-utilization": spec.gpu_memory_utilization,
         "generation-config": "vllm",  # no sampling defaults out of the checkpoint
         "logprobs-mode": "processed_logprobs",
-        "worker-extension-cls": "tasks.sync.server_worker.Reader",
+        "worker-extension-cls": f"{server_worker.__name__}.Reader",
     }
     switches = [
         "skip-tokenizer-init",  # token ids go in and come out

@@ -14,7 +14,8 @@ import torch
 from trl.generation.vllm_client import VLLMClient
 
 from tasks.sync.adapter import AdapterVersion
-from tasks.sync.server import BASE_MODEL, VllmServer, free_port
+from tasks.sync.engine import free_port
+from tasks.sync.server import BASE_MODEL, VllmServer
 
 COMPLETIONS = "/v1/completions"
 Metadata = list[tuple[str, str, list[int]]]
