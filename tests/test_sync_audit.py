@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -75,6 +76,10 @@ class Small(nn.Module):
         self.head = nn.Linear(2, 2, bias=False)
         torch.nn.init.constant_(self.q_proj.weight, 2.0)
 
+    def get_output_embeddings(self) -> nn.Module:
+        """The head, of two tokens."""
+        return self.head
+
 
 def adapted() -> Reference:
     """A reference whose adapter is A = (1, 0, 2), B = (3, 1)ᵀ with scale 2, merged for a sync."""
@@ -94,6 +99,44 @@ def test_expected_weights_are_base_plus_scaled_product() -> None:
     assert torch.equal(reference.expected("q_proj.weight").float(), wanted)
     assert reference.names == ["q_proj.weight", "norm.weight", "head.weight"]
     assert torch.equal(reference.at_base("q_proj.weight"), torch.full((2, 3), 2.0))
+
+
+@pytest.mark.parametrize(
+    ("said", "cause"),
+    [
+        ({}, None),
+        ({"dtype": "bfloat16"}, Cause.NUMBER_FORMAT),
+        ({"kv_cache_dtype": "fp8"}, Cause.NUMBER_FORMAT),
+        ({"quantization": "fp8"}, Cause.QUANTISED),
+        ({"logprobs_mode": "raw_logprobs"}, Cause.LOGPROBS_MODE),
+        ({"vocab_rows": 64}, Cause.VOCABULARY),
+        ({"lora_rank": None}, Cause.RANK),
+    ],
+)
+def test_what_an_engine_says_of_itself_is_held_against_the_trainer(
+    said: dict[str, Any], cause: Cause | None
+) -> None:
+    pytest.importorskip("vllm")
+    from tasks.sync.configuration import check_configuration
+    from tasks.sync.handle import EngineFacts
+
+    told: dict[str, Any] = {
+        "mode": "server",
+        "dtype": "float32",
+        "kv_cache_dtype": "auto",
+        "quantization": None,
+        "logprobs_mode": "processed_logprobs",
+        "vocab_rows": 2,
+        "max_model_len": 256,
+        "block_size": 16,
+        "prefix_caching": True,
+        "lora_rank": 8,
+        "sampling": None,
+    }
+    facts = EngineFacts(**(told | said))
+    report = check_configuration(facts, adapted(), "float32", "no", by_adapter=True)
+    assert [one.cause for one in report.findings] == ([] if cause is None else [cause])
+    assert sum(not row.ok for row in report.rows) == (cause is not None)
 
 
 def test_versions_are_random_and_of_the_size_asked_for() -> None:
