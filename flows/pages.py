@@ -121,11 +121,12 @@ def _plots(
     return [f"The plots are on {linked('the page of the run that made it', maker)}.", ""]
 
 
-def verdict(manifest: Manifest) -> list[str]:
-    """A comparison's verdict as a list: a benchmark each, what else is said of it below."""
+def verdict(manifest: Manifest, *, notes: bool = True) -> list[str]:
+    """A comparison's verdict as a list: a benchmark each, and what else is said of it below."""
     lines = []
     for item in manifest.summary["verdicts"]:
-        lines += [f"- **{item['sentence']}**", *(f"  - {note}" for note in item["notes"])]
+        lines.append(f"- **{item['sentence']}**")
+        lines += [f"  - {note}" for note in item["notes"]] if notes else []
     return [*lines, ""]
 
 

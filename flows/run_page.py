@@ -168,7 +168,7 @@ def _comparison(conductor: Conductor) -> list[str]:
         return []
     drawn = plots(conductor, conductor.plan.named("compare"))
     words = artifact.manifest.markdown.partition("\n")[2].strip()  # after the verdict
-    return ["## Comparison", "", *drawn, words, ""]
+    return ["## Comparison", "", *verdict(artifact.manifest), *drawn, words, ""]
 
 
 def run_page(conductor: Conductor, links: Links) -> str:
@@ -177,7 +177,7 @@ def run_page(conductor: Conductor, links: Links) -> str:
     lines = [f"# {record.name}: {what_it_does(conductor.config)}", ""]
     compared = conductor.artifact("compare") if conductor.verdict() else None
     if compared is not None:
-        lines += ["**Verdict**", "", *verdict(compared.manifest)]
+        lines += ["**Verdict**", "", *verdict(compared.manifest, notes=False)]
     else:
         lines += [f"{summary_line(conductor, links)}.", ""]
     failed = [outcome for outcome in conductor.outcomes.values() if not outcome.ok]

@@ -17,7 +17,7 @@ from flows.charts import HAVE_CHARTS, MERMAID_CHARACTERS, WIDTH, charts, in_mark
 from flows.conductor import Conductor
 from flows.headlines import headline, label
 from flows.markdown import bar, code, without_code_blocks
-from flows.pages import Links
+from flows.pages import Links, verdict
 from flows.run_page import algorithm, run_page, summary_line, what_it_does
 from flows.tables import MAX_STEPS, stage_table
 from ratchet.config_load import load_config
@@ -93,6 +93,19 @@ def test_code_becomes_lines_that_keep_their_spaces() -> None:
     )
     assert without_code_blocks("a `b` c") == "a `b` c"
     assert code(["one", "", "two"]) == "`one`  \n  \n`two`"
+
+
+def test_the_verdict_is_a_list_of_benchmarks(nodes: dict[str, Artifact]) -> None:
+    manifest = nodes["compare"].manifest
+    first, second = manifest.summary["verdicts"]
+    assert verdict(manifest, notes=False) == [
+        f"- **{first['sentence']}**",
+        f"- **{second['sentence']}**",
+        "",
+    ]
+    lines = verdict(manifest)
+    assert lines[1 : 1 + len(first["notes"])] == [f"  - {note}" for note in first["notes"]]
+    assert len(lines) == 3 + len(first["notes"]) + len(second["notes"])
 
 
 def test_a_bar_is_as_long_as_its_share() -> None:
