@@ -242,7 +242,8 @@ def test_one_stage_runs_again_from_its_form_and_the_others_are_cached(
     assert ui.subflows(page) == above | {"filter": "Completed"}
     shown = ui.open_artifact(page, f"{NAME}-run")
     expect(shown.get_by_text("Stale until they run again")).to_contain_text("grpo")
-    row = shown.get_by_role("row", name="presample")
+    stage = page.get_by_role("link", name="presample", exact=True)
+    row = shown.get_by_role("row").filter(has=stage)
     row.get_by_role("link", name=made.run_id).click()
     page.wait_for_url("**/runs/flow-run/**")
     expect(ui.state(page)).to_have_text("Completed")  # made by the first run, not found by this
