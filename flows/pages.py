@@ -179,17 +179,25 @@ def _failure(conductor: Conductor, outcome: NodeOutcome) -> list[str]:
     return [*lines, f"The end of `{log}`:", "", code(tail), ""]
 
 
+def shown_artifact(conductor: Conductor, outcome: NodeOutcome) -> Artifact | None:
+    """The artifact that a stage's page tells of; also one whose result forbids what follows."""
+    there = outcome.ok or outcome.summary.get("refused")
+    return conductor.artifact(outcome.name) if there else None
+
+
 def node_page(
     conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome, links: Links
 ) -> str:
     """A node's page."""
     node = planned.node
     lines = [f"# {node.name}", ""]
-    artifact = conductor.artifact(node.name) if outcome.ok else None
+    artifact = shown_artifact(conductor, outcome)
     if artifact is None:
         lines += _failure(conductor, outcome)
     else:
         manifest = artifact.manifest
+        if not outcome.ok:
+            lines += [f"**{outcome.state}**: {outcome.message}", ""]
         if first := headline(node.stage, manifest.summary):
             lines += [f"## {first}", ""]
         lines += [_how(outcome, artifact, links), "", *_bars(artifact)]

@@ -35,7 +35,7 @@ from prefect.logging.handlers import APILogWorker
 from prefect.runtime import flow_run
 
 from flows.conductor import Conductor, NodeOutcome
-from flows.pages import Links, node_page
+from flows.pages import Links, node_page, shown_artifact
 from flows.run_page import algorithm, model_name, run_page, summary_line, what_it_does
 from flows.tables import stage_table
 from ratchet.plan import PlannedNode
@@ -218,8 +218,8 @@ class RunPages:
                 key=key,
                 description=f"{name} of {conductor.record.run_id}: {outcome.state}",
             )
-        artifact = conductor.artifact(name)
-        if outcome.ok and artifact is not None:
+        artifact = shown_artifact(conductor, outcome)
+        if artifact is not None:
             with tolerant(f"table of {name}"):
                 create_table_artifact(
                     stage_table(artifact), key=f"{key}-table", description=f"figures of {name}"

@@ -14,15 +14,17 @@ from made_up_run import make_run
 from recorded_run import record
 
 from flows.charts import HAVE_CHARTS, MERMAID_CHARACTERS, WIDTH, charts, in_markdown
-from flows.conductor import Conductor
+from flows.conductor import Conductor, NodeOutcome
 from flows.headlines import headline, label
 from flows.markdown import bar, code, without_code_blocks
-from flows.pages import Links, verdict
+from flows.pages import Links, node_page, verdict
 from flows.run_page import algorithm, run_page, summary_line, what_it_does
 from flows.tables import MAX_STEPS, stage_table
 from ratchet.config_load import load_config
 from ratchet.report.figures import Chart
+from ratchet.store.runs import NodeState, log_file
 from ratchet.store.store import Artifact, Store
+from tasks.launch import WorkerState
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -192,6 +194,31 @@ def test_the_run_page_before_and_while_a_stage_runs(tmp_path: Path) -> None:
     assert page.count(":::running") == 1 and page.count(":::pending") == 4
     assert 'click n0 "/v2/runs/flow-run/some-id?tab=Artifacts"' in page
     assert summary_line(conductor, links) == "model is running; 0 of 5 stages are there"
+
+
+def test_a_refused_stage_shows_what_it_found_and_a_failed_one_its_log(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    conductor = Conductor(store, record(store, ["audit"], "sampler.engine=vllm").run_id)
+    planned = conductor.plan.named("audit")
+    summary = {"refused": "they differ", "passed": False, "cause": "stale weights"}
+    made = artifact(tmp_path, "audit", {}, key=planned.key, summary=summary, markdown="Probes.")
+    with store.build("audit", planned.key) as build:
+        store.commit(build, made.manifest)
+
+    def page(outcome_summary: dict[str, object]) -> str:
+        outcome = NodeOutcome(
+            "audit", "audit", planned.key, NodeState.FAILED, WorkerState.USER_ERROR,
+            "they differ", summary=outcome_summary,
+        )  # fmt: skip
+        return node_page(conductor, planned, outcome, Links())
+
+    assert "**failed**: they differ" in page(summary) and "Probes." in page(summary)
+    log = log_file(store, conductor.record.run_id, "audit")
+    log.write_text("".join(f"line {number}\n" for number in range(100)))
+    failed = page({})
+    assert "**failed**: they differ" in failed and "Probes." not in failed
+    assert "`line\u00a075`" in failed and "`line\u00a099`" in failed
+    assert "`line\u00a074`" not in failed
 
 
 def test_the_lineage_draws_every_stage_and_each_line_once(tmp_path: Path) -> None:
