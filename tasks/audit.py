@@ -164,5 +164,6 @@ def _summary(found: Audit, settings: Settings) -> dict[str, Any]:
         "diagnosis": found.diagnosis.words,
     }
     if not found.ok:
-        summary["refused"] = f"{found.diagnosis.cause.value}: {found.diagnosis.words}"
+        said = f"{found.diagnosis.cause.value}: {found.diagnosis.words}"
+        summary["refused"] = f"{said} (`--set audit.preflight=false` trains all the same)"
     return summary
