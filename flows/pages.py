@@ -106,7 +106,9 @@ def plots(conductor: Conductor, planned: PlannedNode) -> list[str]:
         names.append("warmstart")  # it names an arm
     present = {one.node.name for one in conductor.plan.nodes}
     found = {name: conductor.artifact(name) for name in names if name in present}
-    return drawn(planned.node.stage, {name: item for name, item in found.items() if item})
+    # A control's node, `grpo.random-reward`, is drawn as the run's own.
+    inputs = {name.partition(".")[0]: item for name, item in found.items() if item}
+    return drawn(planned.node.stage, inputs)
 
 
 def _plots(

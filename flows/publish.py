@@ -36,7 +36,7 @@ from prefect.runtime import flow_run
 
 from flows.conductor import Conductor, NodeOutcome
 from flows.pages import Links, node_page, shown_artifact
-from flows.run_page import algorithm, model_name, run_page, summary_line, what_it_does
+from flows.run_page import model_name, run_page, summary_line, what_it_does
 from flows.tables import stage_table
 from ratchet.plan import PlannedNode
 from ratchet.store.runs import NodeState
@@ -138,7 +138,7 @@ def run_tags(conductor: Conductor) -> list[str]:
         f"run:{config.name}",
         *([] if preset is None else [f"preset:{preset}"]),
         f"model:{model_name(config)}",
-        f"algo:{algorithm(config)}",
+        f"algo:{config.grpo.algorithm}",
         f"warmstart:{config.warmstart.method}",
         *(f"data:{source}" for source in sources),
     ]

@@ -31,22 +31,16 @@ LEGEND = (
 LAYOUT = '%%{init: {"flowchart": {"nodeSpacing": 24, "rankSpacing": 30, "padding": 10}}}%%'
 
 
-def algorithm(config: RunConfig) -> str:
-    """Name of the RL algorithm: 'gspo', or the loss's ('dapo', 'grpo', …)."""
-    sequence = config.grpo.importance_sampling_level == "sequence"
-    return "gspo" if sequence else config.grpo.loss_type
-
-
 def model_name(config: RunConfig) -> str:
     """The model's name without its owner or folder."""
     return config.model.path.rstrip("/").rpartition("/")[2]
 
 
 def what_it_does(config: RunConfig) -> str:
-    """A run in a few words: 'dapo on Qwen3-0.6B after sft'."""
+    """A run in a few words: 'grpo on Qwen3-0.6B after sft'."""
     method = config.warmstart.method
     after = "" if method == "none" else f" after {method}"
-    return f"{algorithm(config)} on {model_name(config)}{after}"
+    return f"{config.grpo.algorithm} on {model_name(config)}{after}"
 
 
 def drawn_inputs(planned: PlannedNode) -> dict[str, str]:

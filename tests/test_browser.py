@@ -146,7 +146,7 @@ def test_the_form_starts_the_pipeline_and_its_page_tells_what_ran(
     made: Made, page: Page, server: Server
 ) -> None:
     page.goto(made.path)
-    title = f"{made.run_id} dapo on seedling"
+    title = f"{made.run_id} grpo on seedling"
     expect(page.get_by_role("navigation", name="breadcrumb").get_by_text(title)).to_be_visible()
     assert ui.subflows(page) == dict.fromkeys(NODES, "Completed")
     config = load_run(server.store, made.run_id).config
@@ -157,7 +157,7 @@ def test_a_person_finds_the_run_by_what_it_does(made: Made, page: Page) -> None:
     page.goto("/v2/runs?hide-subflows=true")
     run = page.get_by_role("link", name=made.run_id)
     search = page.get_by_placeholder("Search by flow run name")
-    search.fill("DAPO on seedling")
+    search.fill("GRPO on seedling")
     expect(run).to_be_visible()
     search.fill("gspo on seedling")
     expect(run).to_be_hidden()

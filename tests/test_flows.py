@@ -104,9 +104,9 @@ def test_a_subflow_per_stage_then_everything_cached(prefect_server: None, store:
     assert state.is_completed()
 
     parent = run_of(first.run_id)
-    assert parent.name == f"{first.run_id} questions: dapo on seedling after sft"
+    assert parent.name == f"{first.run_id} questions: grpo on seedling after sft"
     assert set(parent.tags) == {
-        "run:demo", "preset:demo", "model:seedling", "algo:dapo", "warmstart:sft", "data:symbolic",
+        "run:demo", "preset:demo", "model:seedling", "algo:grpo", "warmstart:sft", "data:symbolic",
     }  # fmt: skip
     below = subflows(parent)
     assert flow_names(below) == ["model", "questions"]
