@@ -1,7 +1,7 @@
 """What a person fills in on a deployment's form, and what that asks for.
 
 A form's fields are a flow's parameters. Their descriptions are the flow's docstring, their titles
-`titles` makes from their names. A stage's form starts with that stage's own settings, every one of
+`title` makes from their names. A stage's form starts with that stage's own settings, every one of
 them empty: empty means "as in the run", so only what was filled in changes. All other settings go
 through a text of `FIELD=VALUE` lines, which is what `--set` takes.
 """

@@ -33,7 +33,6 @@ QUERY_SECONDS = 2.0
 """How often the server is asked for runs to start."""
 FULL = "full"
 RECORDED = "recorded"
-HIDDEN_TAG = "recorded"
 
 
 def served_from() -> str:
