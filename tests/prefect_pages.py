@@ -41,10 +41,15 @@ def fill(page: Page, title: str, value: str) -> None:
 
 
 def submit(page: Page) -> None:
-    """Start the run and open its page."""
-    page.get_by_role("button", name="Submit").click()
-    page.get_by_role("button", name="View run").click()
-    page.wait_for_url("**/runs/flow-run/**")
+    """Start the run and open its page. The UI's own link to it stands in a notice that is gone
+    after some seconds, so the address is taken from the server's answer."""
+    button = page.get_by_role("button", name="Submit")
+    expect(button).to_be_enabled()
+    with page.expect_response(lambda answer: answer.url.endswith("/create_flow_run")) as asked:
+        button.click()
+    assert asked.value.ok, asked.value.text()
+    page.goto(f"/v2/runs/flow-run/{asked.value.json()['id']}")
+    expect(page.get_by_role("tab", name="Logs")).to_be_visible()
 
 
 def state(page: Page) -> Locator:
