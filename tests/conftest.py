@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,15 @@ def shared() -> Path:
     if not (root / "data").is_dir():
         pytest.skip(f"no data sets at {root}: set RATCHET_SHARED to a folder that has them")
     return root
+
+
+@pytest.fixture(autouse=True)
+def rendezvous_ends_with_the_test() -> Iterator[None]:
+    """A colocated engine leaves behind where its processes meet. A process that a later test
+    starts would take that for its own and want the port that this one still holds."""
+    yield
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        os.environ.pop(name, None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
