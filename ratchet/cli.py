@@ -179,7 +179,7 @@ def presets() -> None:
 
 @app.command()
 def ui(
-    port: Annotated[int, typer.Option(help="Port of the Prefect server.")] = 4200,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect server.")] = 4200,
     store: StoreOption = cli_browse.DEFAULT_STORE,
 ) -> None:
     """Start the Prefect UI on this machine; Ctrl-C stops it."""

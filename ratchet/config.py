@@ -290,6 +290,8 @@ class RunConfig(Section):
 def check_consistency(config: RunConfig) -> None:
     """ValueError when sections contradict each other."""
     warm, grpo = config.warmstart, config.grpo
+    if config.name == "latest":
+        raise ValueError("name = 'latest' always means the newest run: choose another name")
     if config.presample.after_warmstart and (warm.method == "none" or warm.data != "source"):
         raise ValueError(
             "presample.after_warmstart needs warmstart.method = 'sft' or 'opd' and "

@@ -123,9 +123,23 @@ def open_training(store: Store, ref: str) -> Training:
         return _finished(store, artifact)
     folder = store.work_folder(STAGE, node.key) / STEPS_FOLDER
     if not folder.is_dir():
-        raise UserError(f"run {run.run_id} has not begun to train: its grpo stage is {node.state}")
+        raise UserError(
+            f"run {run.run_id} has not begun to train: its grpo stage is {node.state}"
+            f"{_trained_run(store)}"
+        )
     questions = store.find("questions", run.nodes["questions"].key)
     return _under_way(run.run_id, folder, run.config, questions)
+
+
+def _trained_run(store: Store) -> str:
+    """'; the newest run that trained is …' where there is one."""
+    from ratchet.store.runs import all_runs
+
+    for run in all_runs(store):
+        node = run.nodes.get(STAGE)
+        if node is not None and store.find(STAGE, node.key) is not None:
+            return f"; the newest run that trained is {run.run_id}"
+    return ""
 
 
 def _finished(store: Store, artifact: Artifact) -> Training:

@@ -33,6 +33,8 @@ def verify_file(in_path: Path, out_path: Path, style: str) -> None:
         raise UserError(f"no folder {out_path.parent} to write to: make it or change --out")
     if out_path.is_dir():
         raise UserError(f"--out {out_path} is a folder: name a file in it")
+    if out_path.exists() and out_path.samefile(in_path):
+        raise UserError(f"--out {out_path} is the input, which would be lost: name another file")
     counts: dict[str, int] = dict.fromkeys(Status, 0)
     right = total = 0
     partial = out_path.with_name(f".{out_path.name}.{os.getpid()}")

@@ -57,6 +57,9 @@ def test_every_preset_loads_and_says_what_it_is_for(name: str) -> None:
         ("warmstart.data=source", "needs at least one source in questions.warmup"),
         ("model.max_model_len=600", "exceeds model.max_model_len = 600"),
         ("name=Big Run", "'name'"),
+        ("name=latest", "always means the newest run"),
+        ("grpo.learning_rate=inf", "'grpo.learning_rate' = inf: Input should be a finite number"),
+        ("rewards.weights.exact_check=nan", "Input should be a finite number"),
     ],
 )
 def test_mistakes_are_named(assignment: str, words: str) -> None:

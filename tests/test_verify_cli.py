@@ -75,6 +75,14 @@ def test_bad_rows_are_one_line_and_leave_the_output_alone(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cases.jsonl", "out.jsonl"]
 
 
+def test_the_input_is_not_written_over(tmp_path: Path) -> None:
+    cases = write(tmp_path / "cases.jsonl", [{"id": 1, "gold": "4", "completion": "4"}])
+    before = cases.read_text()
+    with pytest.raises(UserError, match="is the input, which would be lost"):
+        verify_file(cases, tmp_path / "." / "cases.jsonl", "plain")
+    assert cases.read_text() == before
+
+
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no file"):
         verify_file(tmp_path / "none.jsonl", tmp_path / "out.jsonl", "tags")
