@@ -95,7 +95,8 @@ def _drawn(stage: str, artifacts: tuple[tuple[str, Path, str], ...]) -> tuple[st
         inputs[node] = Artifact(folder, manifest)
     try:
         return tuple(line for chart in charts(stage, inputs) for line in in_markdown(chart))
-    except Exception as error:  # an artifact of older code may lack a figure; its page has others
+    # An artifact of older code may lack a figure; its page has others.
+    except (LookupError, TypeError, ValueError) as error:
         return (f"*The plots can't be drawn: {type(error).__name__}: {error}*", "")
 
 

@@ -50,14 +50,15 @@ DRAIN_SECONDS = 10.0
 
 @contextmanager
 def tolerant(what: str) -> Iterator[None]:
-    """Go on without `what` when the server doesn't take it, or when it can't be drawn: an artifact
-    of older code may lack a figure, and no page is worth a stage's hours."""
+    """Go on without `what` when the server doesn't take it, or when an artifact of older code lacks
+    what it shows: no page is worth a stage's hours. Any other error is a fault of ours and ends
+    the run; what its stages have made is in the store by then."""
     try:
         yield
     except (httpx.HTTPError, PrefectHTTPStatusError) as error:
         get_run_logger().warning("%s not published: %s", what, error)
-    except Exception:
-        get_run_logger().warning("%s not published", what, exc_info=True)
+    except (LookupError, TypeError, ValueError):
+        get_run_logger().error("%s could not be drawn", what, exc_info=True)
 
 
 def artifact_name(text: str) -> str:

@@ -30,6 +30,15 @@ def rendezvous_ends_with_the_test() -> Iterator[None]:
         os.environ.pop(name, None)
 
 
+@pytest.fixture(scope="module")
+def engine_environment() -> Iterator[None]:
+    """A colocated engine sets variables for its own process; they end with the module."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a CUDA device where there is none."""
     if shutil.which("nvidia-smi") is not None:

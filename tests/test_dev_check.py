@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,16 +19,7 @@ from tasks.resume import MARKER, CheckpointKeeper
 from tasks.rl import dev
 from tasks.rl.dev import best_step
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
-    """A colocated engine leaves the variables of a distributed process behind."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engine_environment")]
 
 
 def with_dev(folder: Path, count: int = 5) -> Any:

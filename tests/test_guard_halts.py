@@ -3,9 +3,7 @@ why, and leaves a checkpoint that training goes on from."""
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +16,7 @@ from ratchet.config import GuardConfig, LoraConfig
 from ratchet.schemas import read_table
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
-    """A colocated engine leaves the variables of a distributed process behind."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engine_environment")]
 
 
 @pytest.fixture(scope="module")

@@ -263,3 +263,26 @@ def test_the_lineage_draws_every_stage_and_each_line_once(tmp_path: Path) -> Non
         ("warmstart", "evaluate.warmstart"),
         ("warmstart", "grpo"),
     ]
+
+
+def test_a_page_that_lacks_a_figure_is_told_and_a_fault_of_ours_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from flows import publish
+
+    told: list[str] = []
+
+    class Ears:
+        """Stands where the run's logger does."""
+
+        def error(self, message: str, *values: str, exc_info: bool) -> None:
+            assert exc_info
+            told.append(message % values)
+
+    monkeypatch.setattr(publish, "get_run_logger", Ears)
+    with publish.tolerant("page of grpo"):
+        raise KeyError("a figure that older tables lack")
+    assert told == ["page of grpo could not be drawn"]
+    with pytest.raises(AttributeError), publish.tolerant("page of grpo"):
+        raise AttributeError("a fault of ours")
+    assert len(told) == 1

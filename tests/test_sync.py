@@ -3,7 +3,6 @@ version, and what the trainer's own drift figure says in whole runs."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,18 +19,9 @@ from ratchet.errors import UserError
 from ratchet.schemas import read_table
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engine_environment")]
 
 IDS = list(range(10, 70))
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
-    """A colocated engine leaves the variables of a distributed process behind."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def seedling() -> Any:

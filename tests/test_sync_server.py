@@ -4,7 +4,6 @@ it refuses, and that it never outlives the trainer."""
 from __future__ import annotations
 
 import ast
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,21 +28,12 @@ from ratchet.config import (
 )
 
 pytest.importorskip("vllm")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engine_environment")]
 
 PREFIX = [10 + i % 60 for i in range(150)]
 """More than one block of the prefix cache, which has 128 tokens on a CPU."""
 GONE_SECONDS = 15.0
 """The supervisor gives its processes 5 seconds before it kills them."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def environment() -> Iterator[None]:
-    """vLLM's settings are left in the environment."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def logprobs(model: Any, ids: list[int], temperature: float = 1.0) -> torch.Tensor:

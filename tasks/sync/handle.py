@@ -125,15 +125,7 @@ class ColocatedHandle:
 
     def sync(self, step: int, on_wire: OnWire | None = None) -> SyncRecord:
         """See `SamplerHandle.sync`."""
-        self.generation.next_version = step
-        self.generation.on_wire = on_wire
-        try:
-            self.generation.sync_weights()
-        finally:
-            self.generation.on_wire = None
-        record = self.generation.last_sync
-        assert record is not None
-        return record
+        return self.generation.sync_as(step, on_wire)
 
     def sample(
         self, prompts: Sequence[Sequence[int]], *, n: int, temperature: float, max_tokens: int

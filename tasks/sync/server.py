@@ -145,13 +145,18 @@ class VllmServer:
         while time.monotonic() < deadline:
             if (code := self.process.poll()) is not None:
                 raise self.failure(f"ended with status {code} before it was up")
-            try:
-                if requests.get(f"{self.base_url}/health", timeout=5).ok:
-                    return
-            except requests.RequestException:
-                pass  # not listening yet
+            if self._is_healthy():
+                return
             time.sleep(POLL_SECONDS)
         raise self.failure(f"was not up after {START_SECONDS:.0f} s")
+
+    def _is_healthy(self) -> bool:
+        """Whether the server answers that it can serve; a server that starts doesn't listen yet, or
+        listens and is too busy to answer. Anything else that goes wrong is raised."""
+        try:
+            return requests.get(f"{self.base_url}/health", timeout=5).ok
+        except (requests.ConnectionError, requests.Timeout):
+            return False
 
     def failure(self, what: str) -> RuntimeError:
         """An error that says what the server did and quotes its log: the first errors, which are

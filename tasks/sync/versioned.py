@@ -70,6 +70,16 @@ class VersionedGeneration(VLLMGeneration, ABC):
         seconds = time.perf_counter() - start
         self.last_sync = SyncRecord(self.next_version, num_bytes, seconds)
 
+    def sync_as(self, step: int, on_wire: Callable[[str, torch.Tensor], None] | None) -> SyncRecord:
+        """Hand the trainer's weights over as version `step`, telling `on_wire` each tensor."""
+        self.next_version, self.on_wire = step, on_wire
+        try:
+            self.sync_weights()
+        finally:
+            self.on_wire = None
+        assert self.last_sync is not None
+        return self.last_sync
+
     @abstractmethod
     def _transfer(self) -> int:
         """Hand the weights over; returns how many bytes they were."""
