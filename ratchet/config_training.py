@@ -110,6 +110,8 @@ class GrpoConfig(Section):
     where they are not set themselves."""
     steps: int = Field(default=100, ge=1)
     """Optimizer steps."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Generated tokens after which training ends even if steps are left; no limit when left out."""
     prompts_per_step: int = Field(default=8, ge=1)
     """Questions per optimizer step; each gives one group."""
     group_size: int = Field(default=8, ge=2)

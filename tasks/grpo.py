@@ -36,6 +36,7 @@ from tasks.context import StageContext, StageResult
 from tasks.lora import lora_config
 from tasks.models import load_tokenizer
 from tasks.resume import newest_checkpoint
+from tasks.rl.budget import tokens_of
 from tasks.rl.build import Sections, build_trainer
 from tasks.rl.data import build_prompts, rl_questions
 from tasks.rl.dev import DevQuestions, best_step, dev_questions, policy_of
@@ -69,7 +70,7 @@ def run(
         dev = _dev(ctx, sections, tokenizer)
         trainer = build_trainer(ctx, sections, tokenizer, prompts, records, watch, dev)
         try:
-            _train(ctx, trainer, records)
+            _train(ctx, trainer, records, grpo.max_tokens)
         finally:
             if trainer.use_vllm:
                 trainer.vllm_generation.close()
@@ -130,11 +131,17 @@ def _adapter(grpo: GrpoConfig) -> dict[str, Any] | None:
     return None if found is None else found.to_dict()
 
 
-def _train(ctx: StageContext, trainer: RolloutTrainer, records: StepRecords) -> None:
+def _train(
+    ctx: StageContext, trainer: RolloutTrainer, records: StepRecords, max_tokens: int | None
+) -> None:
     """Train to the end, from the newest complete checkpoint if there is one."""
     start: Path | None = newest_checkpoint(Path(trainer.args.output_dir))
     if start is not None:
         ctx.log(f"continuing from {start.name}")
-    records.forget_after(0 if start is None else int(start.name.split("-")[1]))
+    done = 0 if start is None else int(start.name.split("-")[1])
+    records.forget_after(done)
+    if max_tokens is not None and tokens_of(records.metrics()) >= max_tokens:
+        trainer._load_from_checkpoint(str(start))  # it died after its last step
+        return
     trainer.oversight.guard.first_drift = records.first("drift_mean")
     trainer.train(resume_from_checkpoint=None if start is None else str(start))

@@ -182,6 +182,19 @@ def test_run_that_died_after_its_last_step_only_finishes(
     assert_same_weights(weights(folder), before[2])
 
 
+def test_training_ends_when_its_tokens_are_spent(
+    trained: tuple[Path, StageResult], model: Path, tmp_path: Path
+) -> None:
+    whole = table(trained[0], "metrics")
+    two_steps = int(whole[0]["sampled_tokens"] + whole[1]["sampled_tokens"])
+    run_stage(context(tmp_path, model), max_tokens=two_steps)
+    assert without_times(table(tmp_path, "metrics")) == without_times(whole[:2])
+    before = weights(tmp_path)
+    run_stage(context(tmp_path, model), max_tokens=two_steps)  # as after a death at the end
+    assert len(table(tmp_path, "metrics")) == 2
+    assert_same_weights(weights(tmp_path), before)
+
+
 def test_two_passes_over_a_batch_sample_every_other_step(model: Path, tmp_path: Path) -> None:
     run_stage(context(tmp_path, model), num_iterations=2, save_every=1)
     assert [row["step"] for row in table(tmp_path, "rollouts")[:: 2 * GROUP_SIZE]] == [1, 3]

@@ -27,6 +27,7 @@ from tasks.lora import lora_config
 from tasks.models import load_model, model_context, model_location, stop_token_ids
 from tasks.resume import CheckpointKeeper
 from tasks.rl.backend import check_backend, sampling_backend
+from tasks.rl.budget import TokenBudget
 from tasks.rl.data import Prompts
 from tasks.rl.dev import DevCheck, DevQuestions, best_step
 from tasks.rl.halt import Oversight
@@ -82,7 +83,9 @@ def build_trainer(
     )
     longest = max([prompts.longest, *([] if dev is None else map(len, dev.prompts))])
     spec = _engine_spec(ctx, sections, tokenizer, longest)
-    check = None if dev is None else DevCheck(dev, spec)
+    # The budget comes first: a step that spends it is saved, and what is saved is checked.
+    budget: list[TokenBudget] = [] if grpo.max_tokens is None else [TokenBudget(grpo.max_tokens)]
+    check = [] if dev is None else [DevCheck(dev, spec)]
     # Sampling defaults of the model must not leak into training, and what ends a completion must
     # be what ended it when the questions were sampled.
     policy.generation_config = GenerationConfig(
@@ -115,12 +118,15 @@ def build_trainer(
             processing_class=tokenizer,
             peft_config=lora_config(grpo.lora),
             callbacks=[
-                *([] if check is None else [check]),
+                *budget,
+                *check,
                 CheckpointKeeper(grpo.keep_checkpoints, lambda: best_step(records.metrics())),
             ],
         )
-    if check is not None:
-        check.trainer = trainer
+    for part in budget:
+        part.trainer = trainer
+    for one in check:
+        one.trainer = trainer
     trainer.remove_callback(PrinterCallback)
     return trainer
 
