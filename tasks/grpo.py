@@ -10,7 +10,7 @@ server, repeats the steps after it exactly: data order, sampling seeds and optim
 functions of the seed and the step. A run that the drift guard halts has saved the policy before
 the doubtful batch.
 
-The result is the checkpoint that did best on dev questions (`tasks.rl.dev`), the last one where
+The result is the checkpoint that did best on dev questions (`tasks.dev_check`), the last one where
 there are none.
 """
 
@@ -33,13 +33,13 @@ from ratchet.config import (
 )
 from ratchet.step_records import StepRecords
 from tasks.context import StageContext, StageResult
+from tasks.dev_check import DevQuestions, best_step, dev_questions, policy_of
 from tasks.lora import lora_config
 from tasks.models import load_tokenizer
 from tasks.resume import newest_checkpoint
 from tasks.rl.budget import tokens_of
 from tasks.rl.build import Sections, build_trainer
 from tasks.rl.data import build_prompts, rl_questions
-from tasks.rl.dev import DevQuestions, best_step, dev_questions, policy_of
 from tasks.rl.finish import NUM_FIXED_TEXTS, markdown, save_policy, summarise
 from tasks.rl.trainer import RolloutTrainer
 from tasks.rl.watch import Watch

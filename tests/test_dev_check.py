@@ -15,9 +15,9 @@ from tiny_grpo import SEEDLING, context, run_stage
 from ratchet.config import LoraConfig
 from ratchet.schemas import read_table
 from ratchet.verifier import Style, verify
+from tasks import dev_check
+from tasks.dev_check import best_step
 from tasks.resume import MARKER, CheckpointKeeper
-from tasks.rl import dev
-from tasks.rl.dev import best_step
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engine_environment")]
 
@@ -44,7 +44,7 @@ def falling(monkeypatch: pytest.MonkeyPatch) -> None:
         verdict = verify(text if len(calls) == 1 else "no", "4", style)
         return [verdict] * len(texts)
 
-    monkeypatch.setattr(dev, "verify_batch", judge)
+    monkeypatch.setattr(dev_check, "verify_batch", judge)
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])

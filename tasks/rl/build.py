@@ -23,13 +23,14 @@ from ratchet.drift import Guard
 from ratchet.prompts import STYLE_OF
 from ratchet.step_records import StepRecords
 from tasks.context import StageContext
+from tasks.dev_check import DevQuestions, best_step
 from tasks.lora import lora_config
 from tasks.models import load_model, model_context, model_location, stop_token_ids
 from tasks.resume import CheckpointKeeper
 from tasks.rl.backend import check_backend, sampling_backend
 from tasks.rl.budget import TokenBudget
 from tasks.rl.data import Prompts
-from tasks.rl.dev import DevCheck, DevQuestions, best_step
+from tasks.rl.dev import DevCheck
 from tasks.rl.halt import Oversight
 from tasks.rl.rewards import checked_rewards
 from tasks.rl.settings import (

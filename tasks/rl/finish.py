@@ -17,9 +17,9 @@ from peft import PeftModel
 from transformers import PreTrainedTokenizerBase
 
 from ratchet.config import Dtype
+from tasks.dev_check import chosen_words, dev_summary
 from tasks.models import save_checkpoint
 from tasks.reload_check import ReloadCheck, compare_reloaded, fixed_logprobs
-from tasks.rl.dev import DEV_STRICT, best_step
 from tasks.rl.settings import attention
 from tasks.sync.adapter import save_adapter
 
@@ -80,12 +80,7 @@ def summarise(rows: Sequence[dict[str, Any]], num_tokens: int) -> dict[str, Any]
     for name in ("reward", "strict", "lenient", "live_share", "truncated_share", "mean_tokens"):
         first, last = edge_means(rows, name)
         summary |= {f"{name}_first": first, f"{name}_last": last}
-    checked = [row for row in rows if row.get(DEV_STRICT) is not None]
-    if checked:
-        best = best_step(rows)
-        summary["best_step"] = best
-        summary["dev_strict_best"] = next(r[DEV_STRICT] for r in checked if r["step"] == best)
-        summary["dev_strict_last"] = checked[-1][DEV_STRICT]
+    summary |= dev_summary(rows)
     return summary | {
         "live_share_mean": mean(rows, "live_share"),
         "live_token_share": mean(rows, "live_token_share"),
@@ -112,13 +107,6 @@ def markdown(summary: dict[str, Any]) -> str:
         f"average, {summary['drift_max']:.1e} at most; {summary['dropped_share']:.1%} of the "
         "completions dropped for it."
     )
-    chosen = (
-        "The last policy is the result: no dev questions were answered."
-        if "best_step" not in summary
-        else f"The policy of step {summary['best_step']} is the result: "
-        f"{summary['dev_strict_best']:.1%} strict on the dev questions, the last one "
-        f"{summary['dev_strict_last']:.1%}."
-    )
     return "\n".join(
         (
             f"{summary['num_steps']} steps, {summary['sampled_tokens']:,} tokens sampled in "
@@ -133,7 +121,7 @@ def markdown(summary: dict[str, Any]) -> str:
             line("truncated", "truncated_share"),
             line("tokens per completion", "mean_tokens"),
             "",
-            chosen,
+            chosen_words(summary),
             "",
             drift,
             f"The reloaded checkpoint differs from the trained policy by "
