@@ -48,6 +48,13 @@ class SftConfig(Section):
     """Attention kernel; sdpa in bf16 is known to give NaN gradients on some batches."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient clipping."""
+    checkpoints: int = Field(default=10, ge=1)
+    """Checkpoints on the way, evenly spread; a killed run loses at most the steps after one."""
+    dev_questions: int = Field(default=100, ge=0)
+    """Dev questions answered greedily at every checkpoint; the best checkpoint is the result.
+    0 = the last is."""
+    patience: int = Field(default=4, ge=1)
+    """Training ends after so many checkpoints in a row that are worse than the best."""
     lora: LoraConfig = LoraConfig(enabled=False)
     """Adapters instead of full fine-tuning."""
 
@@ -118,6 +125,9 @@ class GrpoConfig(Section):
     """Completions per question."""
     micro_batch_size: int = Field(default=8, ge=1)
     """Completions per forward and backward pass."""
+    processes: int = Field(default=1, ge=1)
+    """Training processes, each with a full copy of policy and sampler, on GPUs one device each;
+    they share every step's questions."""
     learning_rate: float = Field(default=3e-5, gt=0)
     """Constant learning rate: 3e-5 suits LoRA, 5e-6 full fine-tuning."""
     max_grad_norm: float = Field(default=1.0, gt=0)
@@ -158,6 +168,20 @@ class GrpoConfig(Section):
     dev_questions: int = Field(default=100, ge=0)
     """Dev questions answered greedily at every checkpoint; the best checkpoint is the result.
     0 = the last is."""
+
+    @model_validator(mode="after")
+    def _can_be_shared(self) -> GrpoConfig:
+        if self.prompts_per_step % self.processes:
+            raise ValueError(
+                f"processes={self.processes} must divide prompts_per_step={self.prompts_per_step}: "
+                "each trains on whole groups"
+            )
+        if self.refill_rounds and self.processes > 1:
+            raise ValueError(
+                f"refill_rounds={self.refill_rounds} needs processes=1: which groups are replaced "
+                "is decided by one process; set refill_rounds=0 or processes=1"
+            )
+        return self
 
 
 class AuditConfig(Section):

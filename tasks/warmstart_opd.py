@@ -43,6 +43,8 @@ from tasks.warmstart_teacher import TeacherQuality, answer_greedily, load_teache
 
 ATTENTION = "eager"
 """Attention kernel of student and teacher, for the reason given in `tasks.warmstart_sft`."""
+NUM_CHECKPOINTS = 10
+"""Checkpoints on the way; a killed run loses at most the steps after one."""
 NUM_TEACHER_QUESTIONS = 64
 """Warm-up questions on which the teacher is measured at most."""
 
@@ -132,7 +134,15 @@ def _settings(
 ) -> DistillationConfig:
     """TRL's configuration. Its own shuffling is off: the rows lie in training order."""
     return DistillationConfig(
-        **trainer_arguments(ctx, opd, "opd", model=model, num_steps=opd.steps, wandb=wandb),
+        **trainer_arguments(
+            ctx,
+            opd,
+            "opd",
+            model=model,
+            num_steps=opd.steps,
+            num_checkpoints=NUM_CHECKPOINTS,
+            wandb=wandb,
+        ),
         beta=opd.beta,
         temperature=opd.temperature,
         max_completion_length=sampler.max_completion_tokens,

@@ -1,5 +1,9 @@
 """What SFT and on-policy distillation share: trainer arguments, progress, metrics, the ending.
 
+Where dev questions are answered on the way, the checkpoint that did best on them is the result,
+and training ends when they stop getting better. Their figures are part of each step's log, which
+lies in every checkpoint: a resumed run knows what an uninterrupted one would.
+
 Weights train in float32; with `model.dtype = 'bfloat16'` the forward and backward pass run under
 bfloat16 autocast and the checkpoint is written in bfloat16, as it will be sampled.
 """
@@ -15,17 +19,26 @@ from typing import Any
 
 import torch
 from peft import PeftModel
-from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
-from ratchet.config import ModelConfig, OpdConfig, SftConfig, WandbConfig
+from ratchet.config import ModelConfig, OpdConfig, SamplerConfig, SftConfig, WandbConfig
 from tasks.context import StageContext
-from tasks.models import save_checkpoint
+from tasks.dev_check import (
+    DEV_STRICT,
+    DevQuestions,
+    answers_in_training,
+    best_step,
+    chosen_words,
+    dev_summary,
+    policy_of,
+)
+from tasks.models import model_context, model_location, save_checkpoint, stop_token_ids
 from tasks.reload_check import ReloadCheck, compare_reloaded, fixed_logprobs
 from tasks.resume import CheckpointKeeper, newest_checkpoint
+from tasks.sampler.base import EngineSpec
+from tasks.sampler.opening import context_for
 from tasks.wandb_run import report_to
 
-SAVES_PER_RUN = 10
-"""Checkpoints written on the way; a killed run loses at most this fraction of its steps."""
 STEPS_PER_WARMUP_STEP = 20
 """The learning rate rises over one step in so many (not at all in a shorter run, whose first step
 would be lost) and then falls linearly to nothing."""
@@ -40,6 +53,7 @@ def trainer_arguments(
     *,
     model: ModelConfig,
     num_steps: int,
+    num_checkpoints: int,
     wandb: WandbConfig,
 ) -> dict[str, Any]:
     """Keyword arguments that both trainers' configurations take."""
@@ -62,7 +76,7 @@ def trainer_arguments(
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "save_strategy": "steps",
-        "save_steps": math.ceil(num_steps / SAVES_PER_RUN),
+        "save_steps": math.ceil(num_steps / num_checkpoints),
         "remove_unused_columns": False,
         "disable_tqdm": True,
         "report_to": report_to(wandb),
@@ -72,6 +86,30 @@ def trainer_arguments(
 def training_dir(ctx: StageContext) -> Path:
     """Where the trainer keeps its checkpoints."""
     return ctx.work_dir / "training"
+
+
+def engine_spec(
+    ctx: StageContext,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Sequence[int]],
+    *,
+    model: ModelConfig,
+    sampler: SamplerConfig,
+    gpu_memory_utilization: float = 0.0,
+) -> EngineSpec:
+    """How the model in training is sampled on `prompts` (token ids); UserError when its context
+    can't hold the longest one and its completion. The share of memory is vLLM's."""
+    start = ctx.inputs["model"]
+    need = max(map(len, prompts)) + sampler.max_completion_tokens
+    return EngineSpec(
+        location=model_location(start),
+        tokenizer=tokenizer,
+        stop_ids=stop_token_ids(start, tokenizer),
+        dtype=model.dtype,
+        max_model_len=context_for(model_context(start), model, need),
+        max_num_seqs=sampler.max_num_seqs,
+        gpu_memory_utilization=gpu_memory_utilization,
+    )
 
 
 class Progress(TrainerCallback):
@@ -89,9 +127,49 @@ class Progress(TrainerCallback):
             self.ctx.progress(state.global_step, state.max_steps, "steps", note)
 
 
-def callbacks(ctx: StageContext) -> list[TrainerCallback]:
+class EarlyStop(TrainerCallback):
+    """Answers the dev questions whenever a checkpoint is due, by the trainer's own weights; ends
+    training after `patience` checkpoints in a row that are worse than the best."""
+
+    def __init__(
+        self, ctx: StageContext, questions: DevQuestions, spec: EngineSpec, patience: int
+    ) -> None:
+        self.ctx = ctx
+        self.questions = questions
+        self.spec = spec
+        self.patience = patience
+        self.trainer: Any = None
+        self.seconds = 0.0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by the trainer after the weights have changed; it has decided about saving."""
+        if not control.should_save:
+            return
+        start = time.monotonic()
+        policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        figures = self.questions.figures(answers_in_training(policy, self.questions, self.spec))
+        self.seconds += time.monotonic() - start
+        for name, value in figures.items():
+            self.trainer._metrics["train"][name].append(value)
+        self.ctx.log(f"step {state.global_step}: {figures[DEV_STRICT]:.1%} strict on dev questions")
+        if self.used_up([*state.log_history, {"step": state.global_step} | figures]):
+            control.should_training_stop = True
+
+    def used_up(self, rows: Sequence[dict[str, Any]]) -> bool:
+        """Whether training has to end after what was logged."""
+        best = best_step(rows)
+        if best is None:
+            return False
+        later = [row for row in rows if row.get(DEV_STRICT) is not None and row["step"] > best]
+        return len(later) >= self.patience
+
+
+def callbacks(ctx: StageContext, early: EarlyStop | None = None) -> list[TrainerCallback]:
     """Callbacks of both trainers."""
-    return [Progress(ctx), CheckpointKeeper()]
+    if early is None:
+        return [Progress(ctx), CheckpointKeeper()]
+    keeper = CheckpointKeeper(best=lambda: best_step(early.trainer.state.log_history))
+    return [Progress(ctx), early, keeper]
 
 
 @dataclass(frozen=True)
@@ -103,22 +181,35 @@ class Trained:
     seconds: float
     """Of training in this attempt; what an interrupted one spent isn't known."""
     check: ReloadCheck
+    num_planned: int
+    """Steps there would be without a dev check."""
+    dev_seconds: float
+    """Spent on dev questions in this attempt, part of `seconds`."""
 
     def summary(self) -> dict[str, float | int]:
         """Figures for the stage's summary."""
+        dev = dev_summary(self.rows)
         return {
             "num_steps": len(self.rows),
             "first_loss": self.rows[0]["loss"],
             "final_loss": self.rows[-1]["loss"],
             "train_seconds": self.seconds,
-        } | self.check.summary()
+            **(
+                {"num_steps_planned": self.num_planned, "dev_seconds": self.dev_seconds}
+                if dev
+                else {}
+            ),
+            **dev,
+            **self.check.summary(),
+        }
 
     def words(self) -> str:
         """The same for people."""
+        early = f" of {self.num_planned}" if len(self.rows) < self.num_planned else ""
         return (
-            f"Loss {self.rows[0]['loss']:.3f} → {self.rows[-1]['loss']:.3f} in {len(self.rows)} "
-            "steps. The reloaded checkpoint differs from the trained model by "
-            f"{self.check.mean_difference:.1e} nats per token."
+            f"Loss {self.rows[0]['loss']:.3f} → {self.rows[-1]['loss']:.3f} in {len(self.rows)}"
+            f"{early} steps. {chosen_words(dev_summary(self.rows))} The reloaded checkpoint "
+            f"differs from it by {self.check.mean_difference:.1e} nats per token."
         )
 
 
@@ -130,24 +221,45 @@ def train(
     *,
     dtype: str,
     attention: str,
+    early: EarlyStop | None = None,
 ) -> Trained:
     """Train from the newest complete checkpoint, if there is one, to the end; save and check.
 
     Writes the metrics table and what `save_checked` writes; the first `NUM_FIXED_TEXTS` of
     `texts` are what the reloaded checkpoint is compared on.
     """
-    start = newest_checkpoint(training_dir(ctx))
-    if start is not None:
-        ctx.log(f"resuming from {start.name}")
+    if early is not None:
+        early.trainer = trainer
     began = time.monotonic()
-    trainer.train(resume_from_checkpoint=None if start is None else str(start))
+    _train_on(ctx, trainer, early)
     seconds = time.monotonic() - began
     rows = metrics_rows(trainer.state.log_history)
     ctx.write_table("metrics", list(rows))
+    policy = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
+    best = best_step(rows)
+    if best is not None and best != rows[-1]["step"]:
+        policy = policy_of(policy, training_dir(ctx), best)
     check = save_checked(
-        ctx, trainer, tokenizer, texts[:NUM_FIXED_TEXTS], dtype=dtype, attention=attention
+        ctx, policy, tokenizer, texts[:NUM_FIXED_TEXTS], dtype=dtype, attention=attention
     )
-    return Trained(rows, seconds, check)
+    return Trained(
+        rows, seconds, check, trainer.args.max_steps, 0.0 if early is None else early.seconds
+    )
+
+
+def _train_on(ctx: StageContext, trainer: Any, early: EarlyStop | None) -> None:
+    """Train to the end, from the newest complete checkpoint if there is one."""
+    start = newest_checkpoint(training_dir(ctx))
+    if start is None:
+        trainer.train()
+        return
+    ctx.log(f"resuming from {start.name}")
+    past = TrainerState.load_from_json(str(start / "trainer_state.json"))
+    if early is not None and early.used_up(past.log_history):
+        # Killed after its last step. The best checkpoint is on disk, the newest one isn't needed.
+        trainer.state = past
+        return
+    trainer.train(resume_from_checkpoint=str(start))
 
 
 UNSTEADY = ("step_time", "num_tokens")
@@ -171,7 +283,7 @@ def metrics_rows(log_history: Sequence[dict[str, Any]]) -> list[dict[str, float]
 
 def save_checked(
     ctx: StageContext,
-    trainer: Any,
+    model: Any,
     tokenizer: PreTrainedTokenizerBase,
     texts: Sequence[str],
     *,
@@ -182,7 +294,6 @@ def save_checked(
 
     RuntimeError when the reloaded checkpoint isn't the trained model.
     """
-    model = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
     before = fixed_logprobs(model, tokenizer, texts)
     if isinstance(model, PeftModel):
         model.save_pretrained(ctx.out_dir / "adapter")

@@ -7,7 +7,8 @@ float32 master weights are the default because a known batch has NaN gradients t
 bfloat16, and only there; whatever the setting, the first non-finite loss or gradient stops the
 stage (`tasks.warmstart_guard`).
 
-Not covered: the model's own verified-right samples as data, early stopping on a dev slice.
+At every checkpoint the model answers dev questions; the best checkpoint is the result, and
+training ends early when they are answered worse and worse (`tasks.warmstart_run`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from ratchet.config import (
     WarmstartConfig,
 )
 from tasks.context import StageContext, StageResult
+from tasks.dev_check import dev_questions
 from tasks.lora import lora_config
 from tasks.models import load_model, load_tokenizer, model_location
 from tasks.wandb_run import wandb_run
@@ -44,7 +46,9 @@ from tasks.warmstart_data import (
 )
 from tasks.warmstart_guard import EXAMPLE, NanGuard, Setting
 from tasks.warmstart_run import (
+    EarlyStop,
     callbacks,
+    engine_spec,
     train,
     trainer_arguments,
 )
@@ -115,6 +119,7 @@ def _trainer(
     order: list[int],
     sft: SftConfig,
     dtype: str,
+    early: EarlyStop | None,
 ) -> GuardedSftTrainer:
     """The trainer over `examples` in `order`, on the starting model."""
     start = ctx.inputs["model"]
@@ -137,8 +142,28 @@ def _trainer(
         data_collator=Collator(pad_id),
         processing_class=tokenizer,
         peft_config=lora_config(sft.lora),
-        callbacks=callbacks(ctx),
+        callbacks=callbacks(ctx, early),
     )
+
+
+def _early_stop(
+    ctx: StageContext,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    model: ModelConfig,
+    prompt: PromptConfig,
+    sampler: SamplerConfig,
+    sft: SftConfig,
+) -> EarlyStop | None:
+    """The check on dev questions; None where there are none or none are wanted."""
+    limit = sampler.max_completion_tokens
+    found = dev_questions(
+        ctx.inputs, tokenizer, model, prompt, count=sft.dev_questions, max_tokens=limit
+    )
+    if found is None:
+        return None
+    spec = engine_spec(ctx, tokenizer, found.prompts, model=model, sampler=sampler)
+    return EarlyStop(ctx, found, spec, sft.patience)
 
 
 def run(
@@ -178,10 +203,19 @@ def run(
     ]
     with wandb_run(ctx, "warmstart_sft", wandb, sft.model_dump(mode="json")) as wandb_place:
         arguments = trainer_arguments(
-            ctx, sft, "sft", model=model, num_steps=num_steps, wandb=wandb
+            ctx,
+            sft,
+            "sft",
+            model=model,
+            num_steps=num_steps,
+            num_checkpoints=sft.checkpoints,
+            wandb=wandb,
         )
-        trainer = _trainer(ctx, arguments, tokenizer, examples, order, sft, model.dtype)
-        trained = train(ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=sft.attention)
+        early = _early_stop(ctx, tokenizer, model=model, prompt=prompt, sampler=sampler, sft=sft)
+        trainer = _trainer(ctx, arguments, tokenizer, examples, order, sft, model.dtype, early)
+        trained = train(
+            ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=sft.attention, early=early
+        )
     counts = {
         "num_examples": len(examples),
         "num_without_solution": found.num_without_solution,

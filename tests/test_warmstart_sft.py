@@ -15,15 +15,18 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from tiny_warmstart import SFT, Emit, questions, run_sft, stage_context
+from tiny_warmstart import SFT, Emit, questions, run_sft, stage_context, with_dev
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from ratchet.config import LoraConfig, ModelConfig, PromptFormat, WandbConfig
 from ratchet.errors import UserError
 from ratchet.schemas import read_table
-from tasks import warmstart_sft
+from ratchet.verifier import Style, Verdict, verify
+from tasks import dev_check, warmstart_sft
 from tasks.warmstart_data import build_examples, training_order
 from tasks.warmstart_guard import EXAMPLE
+
+RIGHT = "<start_working_out>\n1\n<end_working_out>\n<SOLUTION>4</SOLUTION>"
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -240,12 +243,72 @@ def test_killed_and_resumed_gives_the_same_weights_and_table(tmp_path: Path) -> 
     assert killed.returncode == -9
     resumed_from: list[str] = []
     keep: Emit = lambda event: resumed_from.append(event.get("message", ""))  # noqa: E731
-    resumed = stage_context(tmp_path / "killed", emit=keep)
+    resumed = stage_context(tmp_path / "killed", with_dev(), emit=keep)
     run_sft(resumed)
     assert "resuming from checkpoint-2" in resumed_from
-    whole = stage_context(tmp_path / "whole")
+    whole = stage_context(tmp_path / "whole", with_dev())
     run_sft(whole)
     for name, tensor in weights(whole.out_dir).items():
         assert torch.equal(tensor, weights(resumed.out_dir)[name]), name
     tables = [read_table(ctx.out_dir / "metrics.parquet", "metrics") for ctx in (resumed, whole)]
     assert tables[0].equals(tables[1])
+    assert tables[0].column("dev_strict").to_pylist() == [0.0] * 4
+
+
+def judged(monkeypatch: pytest.MonkeyPatch, strict: list[float]) -> None:
+    """Check after check, the share of the five dev answers that the judge finds right."""
+    checks = iter(strict)
+
+    def judge(texts: list[str], golds: list[str], style: Style) -> list[Verdict]:
+        assert len(texts) == len(golds) == 5
+        right, wrong = (verify(text, "4", style) for text in (RIGHT, "no"))
+        num_right = round(next(checks) * 5)
+        return [right] * num_right + [wrong] * (5 - num_right)
+
+    monkeypatch.setattr(dev_check, "verify_batch", judge)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_training_ends_when_dev_answers_get_worse(
+    lora: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged(monkeypatch, [0.6, 0.2, 0.4])
+    ctx = stage_context(tmp_path, with_dev(5))
+    adapter = LoraConfig(enabled=lora, r=4, alpha=8)
+    sft = SFT.model_copy(update={"patience": 2, "lora": adapter})
+    result = run_sft(ctx, sft)
+    rows = read_table(ctx.out_dir / "metrics.parquet", "metrics").to_pylist()
+    assert [row["dev_strict"] for row in rows] == [0.6, 0.2, 0.4]
+    found = {name: result.summary[name] for name in ("best_step", "num_steps", "num_steps_planned")}
+    assert found == {"best_step": 1, "num_steps": 3, "num_steps_planned": 4}
+    assert "The policy of step 1 is the result: 60.0% strict" in result.markdown
+    training = ctx.work_dir / "training"
+    steps = {int(one.name.split("-")[1]) for one in training.glob("checkpoint-*")}
+    assert steps == {1, 2, 3}
+    file = "adapter_model.safetensors" if lora else "model.safetensors"
+    saved = load_file(ctx.out_dir / ("adapter" if lora else "checkpoint") / file)
+    kept = {step: load_file(training / f"checkpoint-{step}" / file) for step in steps}
+    assert all(torch.equal(saved[name], kept[1][name]) for name in saved)
+    assert not all(torch.equal(saved[name], kept[3][name]) for name in saved)
+    # Killed after the last step, the stage asks no question again and comes to the same.
+    again = stage_context(tmp_path, with_dev(5))
+    repeated = run_sft(again, sft)
+    assert repeated.summary["dev_strict_best"] == 0.6
+    merged = load_file(again.out_dir / "checkpoint" / "model.safetensors")
+    assert result.summary["reload_max_difference"] == repeated.summary["reload_max_difference"]
+    assert read_table(again.out_dir / "metrics.parquet", "metrics").to_pylist() == rows
+    assert merged.keys() >= (set() if lora else saved.keys())
+    if not lora:
+        assert all(torch.equal(saved[name], merged[name]) for name in saved)
+
+
+def test_without_dev_questions_the_last_policy_is_the_result(tmp_path: Path) -> None:
+    ctx = stage_context(tmp_path, with_dev())
+    result = run_sft(ctx, SFT.model_copy(update={"dev_questions": 0, "checkpoints": 2}))
+    assert "best_step" not in result.summary
+    assert "The last policy is the result" in result.markdown
+    training = ctx.work_dir / "training"
+    assert sorted(one.name for one in training.iterdir() if one.is_dir()) == [
+        "checkpoint-2",
+        "checkpoint-4",
+    ]

@@ -52,6 +52,19 @@ def questions(count: int = 10) -> Rows:
     ]
 
 
+def with_dev(count: int = 2) -> Rows:
+    """The same questions and as many held-out ones, the first longer than all others."""
+    return questions() + [
+        question(
+            f"d{n}",
+            role="dev",
+            question=f"What is {n} + 3?" + (" Tell it." * 10 if n == 0 else ""),
+            gold=str(n + 3),
+        )
+        for n in range(count)
+    ]
+
+
 def selection(rows: Rows, rl: int = 2) -> Rows:
     """The first `rl` questions go to RL, the others to the warm-up."""
     return [
@@ -80,12 +93,13 @@ def tiny_model_files(folder: Path, seed: int = 0, vocab_size: int | None = None)
 def stage_context(
     folder: Path, rows: Rows | None = None, chosen: Rows | None = None, emit: Emit = print
 ) -> StageContext:
-    """A context in `folder` with the tiny model, `rows` and a selection over them.
+    """A context in `folder` with the tiny model, `rows` and a selection over those to train on.
 
     Called again for the same folder, it is the next attempt: inputs and `work` are as they were.
     """
     rows = questions() if rows is None else rows
-    tables = {"selection": selection(rows) if chosen is None else chosen}
+    trained = [row for row in rows if row["role"] == "train"]
+    tables = {"selection": selection(trained) if chosen is None else chosen}
     if not (folder / "model").exists():
         tiny_model_files(folder / "model")
     out, work = folder / "out", folder / "work"
@@ -146,7 +160,7 @@ def die_at(step: int) -> Emit:
 def main() -> None:
     """Run one stage and die on the way."""
     method, folder, step = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    ctx = stage_context(folder, emit=die_at(step))
+    ctx = stage_context(folder, with_dev() if method == "sft" else None, emit=die_at(step))
     if method == "sft":
         run_sft(ctx)
     else:
