@@ -30,10 +30,18 @@ class WarmstartConfig(Section):
 
 
 class SftConfig(Section):
-    """Supervised fine-tuning on reference solutions in the run's format."""
+    """Supervised fine-tuning on reference solutions in the run's format, on right samples, or on
+    both."""
 
     epochs: float = Field(default=2.0, gt=0)
     """Passes over the warm-up set."""
+    reference_weight: float = Field(default=1.0, ge=0)
+    """Passes over the reference solutions in an epoch; 0 = none of them."""
+    samples: Literal["none", "best", "shortest", "all"] = "none"
+    """Which of presampling's strictly right samples of each warm-up question are learnt from too:
+    the one with the highest reward, the shortest, or all."""
+    samples_weight: float = Field(default=1.0, gt=0)
+    """Passes over the samples in an epoch."""
     max_examples: int | None = Field(default=None, ge=1)
     """Warm-up questions used at most."""
     learning_rate: float = Field(default=1e-5, gt=0)
@@ -57,6 +65,12 @@ class SftConfig(Section):
     """Training ends after so many checkpoints in a row that are worse than the best."""
     lora: LoraConfig = LoraConfig(enabled=False)
     """Adapters instead of full fine-tuning."""
+
+    @model_validator(mode="after")
+    def _something_to_learn(self) -> SftConfig:
+        if self.samples == "none" and not self.reference_weight:
+            raise ValueError("reference_weight = 0 leaves nothing to learn with samples = 'none'")
+        return self
 
 
 class OpdConfig(Section):

@@ -1,4 +1,5 @@
-"""Warm-start by supervised fine-tuning on reference solutions in the run's format.
+"""Warm-start by supervised fine-tuning on reference solutions in the run's format, on the model's
+own right samples (`tasks.warmstart_samples`), or on both.
 
 TRL's `SFTTrainer` on examples tokenised here (`tasks.warmstart_data`), in an order laid out before
 training, one beside the other in a batch (no packing). Its fused head computes the loss without
@@ -15,6 +16,8 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,7 +44,6 @@ from tasks.warmstart_data import (
     Example,
     build_examples,
     by_length_within_batches,
-    training_order,
     warmup_questions,
 )
 from tasks.warmstart_guard import EXAMPLE, NanGuard, Setting
@@ -52,6 +54,7 @@ from tasks.warmstart_run import (
     train,
     trainer_arguments,
 )
+from tasks.warmstart_samples import mixed_order, right_samples
 
 
 class GuardedSftTrainer(SFTTrainer):
@@ -111,24 +114,36 @@ def dataset(examples: list[Example], order: list[int]) -> Dataset:
     )
 
 
+@dataclass(frozen=True)
+class Lessons:
+    """What is learnt from."""
+
+    examples: list[Example]
+    order: list[int]
+    """Indices of examples as they are trained on."""
+    counts: dict[str, int]
+    """Figures for the stage's summary."""
+    words: str
+    """The same for people."""
+
+
 def _trainer(
     ctx: StageContext,
     arguments: dict[str, Any],
     tokenizer: PreTrainedTokenizerBase,
-    examples: list[Example],
-    order: list[int],
+    learnt: Lessons,
     sft: SftConfig,
     dtype: str,
     early: EarlyStop | None,
 ) -> GuardedSftTrainer:
-    """The trainer over `examples` in `order`, on the starting model."""
+    """The trainer on the starting model."""
     start = ctx.inputs["model"]
     # Padding is masked everywhere, so any token will do where the tokenizer names none.
     pad_id = 0 if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id)
     return GuardedSftTrainer(
         NanGuard(
             Setting("sft", sft.attention, dtype, model_location(start).path),
-            [example.question_id for example in examples],
+            [example.question_id for example in learnt.examples],
             ctx.work_dir,
         ),
         model=load_model(start, dtype="float32", attention=sft.attention),
@@ -138,12 +153,65 @@ def _trainer(
             dataset_kwargs={"skip_prepare_dataset": True},
             train_sampling_strategy="sequential",
         ),
-        train_dataset=dataset(examples, order),
+        train_dataset=dataset(learnt.examples, learnt.order),
         data_collator=Collator(pad_id),
         processing_class=tokenizer,
         peft_config=lora_config(sft.lora),
         callbacks=callbacks(ctx, early),
     )
+
+
+def _lessons(
+    ctx: StageContext,
+    tokenizer: PreTrainedTokenizerBase,
+    questions: Sequence[dict[str, Any]],
+    *,
+    prompt: PromptConfig,
+    enable_thinking: bool,
+    sft: SftConfig,
+) -> Lessons:
+    """Examples of `questions` and the order to train on them; UserError when there are none."""
+    references: list[Example] = []
+    samples: list[Example] = []
+    counts: dict[str, int] = {}
+    parts: list[str] = []
+    if sft.reference_weight:
+        found = build_examples(
+            questions,
+            tokenizer,
+            prompt.format,
+            enable_thinking=enable_thinking,
+            max_length=sft.max_length,
+            limit=sft.max_examples,
+        )
+        references = found.examples
+        counts = {
+            "num_without_solution": found.num_without_solution,
+            "num_too_long": found.num_too_long,
+        }
+        parts.append(
+            f"{len(references)} reference solutions ({found.num_without_solution} questions have "
+            f"none, {found.num_too_long} are too long)"
+        )
+    if sft.samples != "none":
+        drawn = right_samples(
+            ctx, questions, tokenizer, prompt.format, sft, enable_thinking=enable_thinking
+        )
+        samples = drawn.examples
+        counts |= drawn.summary()
+        parts.append(
+            f"{len(samples)} right samples ({sft.samples}) of {drawn.num_questions} questions "
+            f"({drawn.num_right_elsewhere} right ones are in another format, "
+            f"{drawn.num_too_long} chosen ones too long)"
+        )
+    examples = references + samples
+    order = mixed_order(len(references), len(samples), sft, ctx.seed)
+    order = by_length_within_batches(order, [len(e.input_ids) for e in examples], sft.batch_size)
+    counts |= {
+        "num_examples": len(examples),
+        "num_answer_tokens": sum(len(examples[i].answer_ids) for i in order),
+    }
+    return Lessons(examples, order, counts, " and ".join(parts))
 
 
 def _early_stop(
@@ -180,26 +248,19 @@ def run(
     questions = warmup_questions(ctx, warmstart.data)
     random.Random(ctx.seed).shuffle(questions)
     tokenizer = load_tokenizer(ctx.inputs["model"])
-    found = build_examples(
-        questions,
+    learnt = _lessons(
+        ctx,
         tokenizer,
-        prompt.format,
+        questions,
+        prompt=prompt,
         enable_thinking=model.enable_thinking,
-        max_length=sft.max_length,
-        limit=sft.max_examples,
+        sft=sft,
     )
-    examples = found.examples
-    order = training_order(len(examples), math.ceil(len(examples) * sft.epochs), ctx.seed)
-    num_steps = math.ceil(len(order) / sft.batch_size)
-    lengths = [len(example.input_ids) for example in examples]
-    order = by_length_within_batches(order, lengths, sft.batch_size)
-    ctx.log(
-        f"{len(examples)} examples, {num_steps} steps; left out: {found.num_without_solution} "
-        f"without a reference solution, {found.num_too_long} too long"
-    )
+    num_steps = math.ceil(len(learnt.order) / sft.batch_size)
+    ctx.log(f"{num_steps} steps on {learnt.words}")
     texts = [
         tokenizer.decode(example.input_ids, clean_up_tokenization_spaces=False)
-        for example in examples
+        for example in learnt.examples
     ]
     with wandb_run(ctx, "warmstart_sft", wandb, sft.model_dump(mode="json")) as wandb_place:
         arguments = trainer_arguments(
@@ -212,21 +273,13 @@ def run(
             wandb=wandb,
         )
         early = _early_stop(ctx, tokenizer, model=model, prompt=prompt, sampler=sampler, sft=sft)
-        trainer = _trainer(ctx, arguments, tokenizer, examples, order, sft, model.dtype, early)
+        trainer = _trainer(ctx, arguments, tokenizer, learnt, sft, model.dtype, early)
         trained = train(
             ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=sft.attention, early=early
         )
-    counts = {
-        "num_examples": len(examples),
-        "num_without_solution": found.num_without_solution,
-        "num_too_long": found.num_too_long,
-        "num_answer_tokens": sum(len(examples[i].answer_ids) for i in order),
-    }
     return StageResult(
-        summary=counts | trained.summary(),
-        markdown=f"Fine-tuned on {len(examples)} reference solutions; left out: "
-        f"{found.num_without_solution} questions without one, {found.num_too_long} too long. "
-        f"{trained.words()}",
+        summary=learnt.counts | trained.summary(),
+        markdown=f"Fine-tuned on {learnt.words}. {trained.words()}",
         device_seconds=trained.seconds,
         wandb_run=wandb_place,
     )
