@@ -17,9 +17,10 @@ from ratchet.prompts import prompt_ids
 from ratchet.questions.symbolic import draw
 from ratchet.store.store import Artifact
 from tasks.models import ModelLocation, load_tokenizer
-from tasks.sampler import Sample, Sampler, open_sampler
+from tasks.sampler import PLAIN, Sample, Sampler, Shaping, open_sampler
 from tasks.sampler.base import EngineSpec, as_samples, check_lengths
 from tasks.sampler.opening import context_for
+from tasks.sampler.transformers_engine import Chooser
 
 NO_VLLM = importlib.util.find_spec("vllm") is None
 VLLM = pytest.param("vllm", marks=pytest.mark.skipif(NO_VLLM, reason="vLLM isn't installed"))
@@ -137,6 +138,44 @@ def test_samples_come_as_often_as_their_probability_says(
 
 
 @pytest.mark.slow
+def test_shaping_cuts_the_distribution_as_its_terms_say(
+    sampler: Sampler, prompts: list[list[int]]
+) -> None:
+    """This prompt's two likeliest first tokens have about 0.58 and 0.41."""
+
+    def drawn(shaping: Shaping, temperature: float = 1.0) -> set[int]:
+        groups = sampler.generate(
+            [prompts[0]] * 4, n=50, temperature=temperature, max_tokens=1, seed=7, shaping=shaping
+        )
+        return {sample.token_ids[0] for group in groups for sample in group}
+
+    hot = drawn(PLAIN, temperature=3.0)
+    logprobs = {token: sampler.logprobs(prompts[0], [token])[0] for token in hot}
+    first, second, *rest = sorted(hot, key=lambda token: -logprobs[token])
+    assert 2.718281828 ** logprobs[first] == pytest.approx(0.583, abs=0.005)
+    assert 2.718281828 ** logprobs[second] == pytest.approx(0.412, abs=0.005)
+    assert len(rest) > 4
+    assert drawn(Shaping(top_k=2), temperature=3.0) == {first, second}
+    assert drawn(Shaping(top_p=0.7)) == {first, second}
+    assert drawn(Shaping(top_p=0.5)) == {first}
+    assert drawn(Shaping(min_p=0.6)) == {first, second}  # 0.412 / 0.583 = 0.71
+    assert drawn(Shaping(min_p=0.8)) == {first}
+
+
+def test_tokens_seen_before_are_penalised() -> None:
+    import torch
+
+    choose = Chooser(0.0, Shaping(repetition_penalty=2.0), [[0, 1], [2, 2]])
+    logits_bv = torch.tensor([[4.0, -1.0, 3.0], [1.0, 0.5, 4.0]])
+    # row 0: 4 / 2 = 2, −1 × 2 = −2, 3 stays; row 1: 4 / 2 = 2
+    assert choose(logits_bv, torch.tensor([0, 1])).tolist() == [2, 2]
+    # now 2 is seen in row 0 too: 2, −2, 1.5; and row 1 alone
+    assert choose(logits_bv, torch.tensor([0, 1])).tolist() == [0, 2]
+    assert choose(logits_bv[1:] - 2.5, torch.tensor([1])).tolist() == [2]  # −1.5, −2, 0.75
+    assert choose(torch.tensor([[1.0, 0.5, 1.5]]), torch.tensor([1])).tolist() == [0]
+
+
+@pytest.mark.slow
 def test_a_prompt_that_leaves_no_room_is_refused(sampler: Sampler) -> None:
     with pytest.raises(UserError, match=r"longest prompt has 250 tokens .* exceeds the context"):
         sampler.generate([[5] * 250], n=1, temperature=1.0, max_tokens=MAX_TOKENS, seed=0)
@@ -144,8 +183,11 @@ def test_a_prompt_that_leaves_no_room_is_refused(sampler: Sampler) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(NO_VLLM, reason="vLLM isn't installed")
-def test_both_engines_give_the_same_logprobs(seedling: Artifact, prompts: list[list[int]]) -> None:
+def test_both_engines_give_the_same_logprobs_and_penalise_alike(
+    seedling: Artifact, prompts: list[list[int]]
+) -> None:
     found: dict[str, list[list[float]]] = {}
+    penalised: list[list[list[str]]] = []
     pairs: list[tuple[list[int], list[int]]] = []
     for engine in ("transformers", "vllm"):
         config = SamplerConfig(engine=engine, max_completion_tokens=MAX_TOKENS, max_num_seqs=16)
@@ -161,6 +203,12 @@ def test_both_engines_give_the_same_logprobs(seedling: Artifact, prompts: list[l
                     for prompt, group in zip(prompts[:8], groups, strict=True)
                 ]
             found[engine] = [sampler.logprobs(prompt, tokens) for prompt, tokens in pairs]
+            penalty = Shaping(repetition_penalty=1.3)
+            groups = sampler.generate(
+                prompts[:8], n=1, temperature=0.0, max_tokens=24, seed=3, shaping=penalty
+            )
+            penalised.append(texts(groups))
+    assert penalised[0] == penalised[1]
     for left, right, (_, tokens) in zip(*found.values(), pairs, strict=True):
         assert len(left) == len(right) == len(tokens)
         assert max(abs(a - b) for a, b in zip(left, right, strict=True)) <= 1e-4

@@ -1,8 +1,9 @@
 """What every engine offers, and what the engines share.
 
-A call of `generate` is a pure function of model, prompts, n, temperature, max_tokens and seed:
-earlier calls leave no trace in it. Nothing truncates the distribution (no top_p, top_k or min_p,
-no penalties), whatever the checkpoint's generation config says. Imports nothing heavy.
+A call of `generate` is a pure function of model, prompts, n, temperature, shaping, max_tokens and
+seed: earlier calls leave no trace in it. Nothing but `shaping` truncates the distribution (top_p,
+top_k, min_p) or penalises tokens, whatever the checkpoint's generation config says. Imports nothing
+heavy.
 """
 
 from __future__ import annotations
@@ -19,6 +20,21 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[int, int], None]
 """Told how many completions of the call are finished and how many tokens they have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shaping:
+    """What reshapes the model's distribution before a token is drawn, in the field's usual terms.
+    As it is here, nothing does."""
+
+    top_p: float = 1.0
+    top_k: int = 0
+    """0 is off."""
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+PLAIN = Shaping()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +76,13 @@ class Sampler(Protocol):
         temperature: float,
         max_tokens: int,
         seed: int,
+        shaping: Shaping = PLAIN,
         on_progress: OnProgress | None = None,
     ) -> list[list[Sample]]:
         """`n` completions of each prompt, in the order of the prompts.
 
-        Temperature 0 is greedy decoding. UserError when a prompt leaves too little room for
+        Temperature 0 is greedy decoding, of which `shaping` changes only what its repetition
+        penalty changes. UserError when a prompt leaves too little room for
         `max_tokens` in the context that the engine was opened with.
         """
         ...

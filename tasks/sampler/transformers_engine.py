@@ -11,10 +11,24 @@ from collections.abc import Sequence
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.generation import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
 from ratchet.store.store import Artifact
 from tasks.models import load_model
-from tasks.sampler.base import EngineSpec, OnProgress, Sample, as_samples, check_lengths
+from tasks.sampler.base import (
+    PLAIN,
+    EngineSpec,
+    OnProgress,
+    Sample,
+    Shaping,
+    as_samples,
+    check_lengths,
+)
 
 ATTENTION = "sdpa"
 
@@ -24,6 +38,53 @@ def load_sampler(spec: EngineSpec, artifact: Artifact) -> TransformersSampler:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     model = load_model(artifact, dtype=spec.dtype, attention=ATTENTION)
     return TransformersSampler(spec, model.to(device).eval())
+
+
+class Chooser:
+    """Picks the next token of each row of a batch: the likeliest at temperature 0, else drawn."""
+
+    def __init__(
+        self, temperature: float, shaping: Shaping, prompts: Sequence[Sequence[int]]
+    ) -> None:
+        self.temperature = temperature
+        self.penalty = shaping.repetition_penalty
+        self.seen = [list(prompt) for prompt in prompts]
+        """Token ids of each row so far, kept up to date only where they are penalised."""
+        self.warpers = LogitsProcessorList()
+        if shaping.min_p > 0:
+            self.warpers.append(MinPLogitsWarper(shaping.min_p))
+        if shaping.top_k > 0:
+            self.warpers.append(TopKLogitsWarper(shaping.top_k))
+        if shaping.top_p < 1:
+            self.warpers.append(TopPLogitsWarper(shaping.top_p))
+
+    def __call__(self, logits_bv: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """Token ids for the rows of the batch with numbers `rows`."""
+        if self.penalty != 1:
+            logits_bv = self._penalised(logits_bv, rows.tolist())
+        next_b = self._drawn(logits_bv)
+        if self.penalty != 1:
+            for row, token in zip(rows.tolist(), next_b.tolist(), strict=True):
+                self.seen[row].append(token)
+        return next_b
+
+    def _drawn(self, logits_bv: torch.Tensor) -> torch.Tensor:
+        if self.temperature == 0:
+            return logits_bv.argmax(dim=-1)
+        scores_bv = self.warpers(None, logits_bv / self.temperature)
+        # Dividing by unit exponentials and taking the largest draws from the distribution; it is
+        # several times faster than torch.multinomial on a CPU.
+        probs_bv = scores_bv.softmax(dim=-1)
+        return probs_bv.div_(torch.empty_like(probs_bv).exponential_()).argmax(dim=-1)
+
+    def _penalised(self, logits_bv: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Scores with those of tokens in the prompt or the completion made smaller (Keskar et al.
+        2019, as transformers and vLLM do it)."""
+        seen_bv = torch.zeros_like(logits_bv, dtype=torch.bool)
+        for place, row in enumerate(rows):
+            seen_bv[place, self.seen[row]] = True
+        smaller_bv = torch.where(logits_bv > 0, logits_bv / self.penalty, logits_bv * self.penalty)
+        return torch.where(seen_bv, smaller_bv, logits_bv)
 
 
 class TransformersSampler:
@@ -43,6 +104,7 @@ class TransformersSampler:
         temperature: float,
         max_tokens: int,
         seed: int,
+        shaping: Shaping = PLAIN,
         on_progress: OnProgress | None = None,
     ) -> list[list[Sample]]:
         """See `Sampler.generate`."""
@@ -55,7 +117,9 @@ class TransformersSampler:
         num_done = num_tokens = 0
         for start in range(0, len(order), self.spec.max_num_seqs):
             batch = order[start : start + self.spec.max_num_seqs]
-            found = self._batch([prompts[rows[row]] for row in batch], temperature, max_tokens)
+            found = self._batch(
+                [prompts[rows[row]] for row in batch], temperature, shaping, max_tokens
+            )
             for row, ids in zip(batch, found, strict=True):
                 tokens[row] = ids
             num_done += len(batch)
@@ -66,7 +130,11 @@ class TransformersSampler:
         return [samples[start : start + n] for start in range(0, len(samples), n)]
 
     def _batch(
-        self, prompts: list[Sequence[int]], temperature: float, max_tokens: int
+        self,
+        prompts: list[Sequence[int]],
+        temperature: float,
+        shaping: Shaping,
+        max_tokens: int,
     ) -> list[list[int]]:
         """Sampled token ids of each prompt, the ending token included."""
         width = max(len(prompt) for prompt in prompts)
@@ -84,6 +152,7 @@ class TransformersSampler:
         cache = DynamicCache(config=self.model.config)
         found: list[list[int]] = [[] for _ in prompts]
         alive = torch.arange(len(prompts), device=self.device)
+        chooser = Chooser(temperature, shaping, prompts)
         for _ in range(max_tokens):
             out = self.model(
                 input_ids=ids_bt,
@@ -93,7 +162,7 @@ class TransformersSampler:
                 use_cache=True,
                 logits_to_keep=1,
             )
-            next_b = self._choose(out.logits[:, -1].float(), temperature)
+            next_b = chooser(out.logits[:, -1].float(), alive)
             for row, token in zip(alive.tolist(), next_b.tolist(), strict=True):
                 found[row].append(token)
             going_b = ~torch.isin(next_b, stops)
@@ -107,16 +176,6 @@ class TransformersSampler:
                 ids_bt, position_bt, mask_bt = ids_bt[keep], position_bt[keep], mask_bt[keep]
                 alive = alive[keep]
         return found
-
-    @staticmethod
-    def _choose(logits_bv: torch.Tensor, temperature: float) -> torch.Tensor:
-        """The next token of each row: the likeliest at temperature 0, else drawn."""
-        if temperature == 0:
-            return logits_bv.argmax(dim=-1)
-        # Dividing by unit exponentials and taking the largest draws from the distribution; it is
-        # several times faster than torch.multinomial on a CPU.
-        probs_bv = (logits_bv / temperature).softmax(dim=-1)
-        return probs_bv.div_(torch.empty_like(probs_bv).exponential_()).argmax(dim=-1)
 
     @torch.inference_mode()
     def logprobs(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> list[float]:

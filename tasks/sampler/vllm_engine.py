@@ -16,7 +16,15 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from tasks.sampler.base import EngineSpec, OnProgress, Sample, as_samples, check_lengths
+from tasks.sampler.base import (
+    PLAIN,
+    EngineSpec,
+    OnProgress,
+    Sample,
+    Shaping,
+    as_samples,
+    check_lengths,
+)
 from tasks.worker import set_environment
 
 set_environment()  # vLLM reads its settings when it is imported
@@ -83,15 +91,15 @@ class VllmSampler:
             disable_log_stats=True,
         )
 
-    def _params(self, **given: Any) -> SamplingParams:
-        """Sampling parameters with everything that truncates the distribution off."""
+    def _params(self, shaping: Shaping = PLAIN, **given: Any) -> SamplingParams:
+        """Sampling parameters; nothing but `shaping` touches the distribution."""
         return SamplingParams(
-            top_p=1.0,
-            top_k=0,
-            min_p=0.0,
+            top_p=shaping.top_p,
+            top_k=shaping.top_k,
+            min_p=shaping.min_p,
             presence_penalty=0.0,
             frequency_penalty=0.0,
-            repetition_penalty=1.0,
+            repetition_penalty=shaping.repetition_penalty,
             detokenize=False,
             stop_token_ids=list(self.spec.stop_ids),
             **given,
@@ -110,6 +118,7 @@ class VllmSampler:
         temperature: float,
         max_tokens: int,
         seed: int,
+        shaping: Shaping = PLAIN,
         on_progress: OnProgress | None = None,
     ) -> list[list[Sample]]:
         """See `Sampler.generate`."""
@@ -121,6 +130,7 @@ class VllmSampler:
                 temperature=0,
                 max_tokens=max_tokens,
                 seed=seed,
+                shaping=shaping,
                 on_progress=on_progress,
             )
             return [samples * n for samples in once]
@@ -128,6 +138,7 @@ class VllmSampler:
         seeded = temperature > 0 and not self.on_cpu
         params = [
             self._params(
+                shaping,
                 n=n,
                 temperature=temperature,
                 max_tokens=max_tokens,
