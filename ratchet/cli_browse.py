@@ -70,16 +70,25 @@ def runs(
     from rich.table import Table
 
     console = Console()
-    rows = [(run.run_id, run.status.value, _progress(run)) for run in found]
+    rows = [(run.run_id, _status(run), _progress(run)) for run in found]
     taken = max((len("".join(row)) + 2 * len(row) for row in rows), default=0)
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "status", "stages", "verdict, or what stopped it"):
-        table.add_column(heading)
+    for heading in ("run", "status", "stages"):
+        table.add_column(heading, no_wrap=True, min_width=len(heading))
+    table.add_column("verdict, or what stopped it")
     for run, row in zip(found, rows, strict=True):
         table.add_row(*row, shorten(run.message, max(24, console.width - taken), placeholder=" …"))
     console.print(table, highlight=False)
     if not found:
         print("no runs yet: start one with `ratchet run --preset demo`")
+
+
+def _status(run: RunRecord) -> str:
+    """How far the run is, with what was asked for where that wasn't the whole pipeline."""
+    if set(run.targets) == set(run.nodes):
+        return run.status.value
+    more = f" +{len(run.targets) - 1}" if len(run.targets) > 1 else ""
+    return f"{run.status.value} ({run.targets[0]}{more} only)"
 
 
 def _progress(run: RunRecord) -> str:

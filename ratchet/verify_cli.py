@@ -56,10 +56,14 @@ def verify_file(in_path: Path, out_path: Path, style: str) -> None:
 
 def read_rows(path: Path, default: Style) -> Iterator[dict[str, Any]]:
     """The rows of a file of cases, checked, each with its style."""
+    number = 0
     with path.open(encoding="utf-8", errors="surrogatepass") as lines:
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield read_row(line, f"{path}:{number}", default)
+        try:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield read_row(line, f"{path}:{number}", default)
+        except UnicodeDecodeError:
+            raise UserError(f"{path} is not UTF-8 (after line {number}): convert it") from None
 
 
 def read_row(line: str, where: str, default: Style) -> dict[str, Any]:

@@ -66,6 +66,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
     notok(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "cases.jsonl").write_text('{"id": 1, "gold": "2", "completion": "2"}')
+    (tmp_path / "latin.toml").write_bytes(b'name = "caf\xe9"')
+    (tmp_path / "latin.jsonl").write_bytes(b'{"id": 1, "gold": "2", "completion": "caf\xe9"}')
     file_source = "questions.train.0.kind=file"
     cases: list[tuple[list[str], str]] = [
         (["run", "--preset", "demoo"], "no preset 'demoo'; did you mean 'demo'?"),
@@ -78,6 +80,8 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         (["run", "--preset", "demo", "--set", "model.path=empty"], "has no config.json"),
         (["run", "--preset", "demo", "--set", "model.path="], "at least 1 character"),
         (["verify", "--in", "cases.jsonl", "--out", "empty"], "empty is a folder"),
+        (["verify", "--in", "latin.jsonl", "--out", "out.jsonl"], "latin.jsonl is not UTF-8"),
+        (["plan", "-p", "latin.toml"], "latin.toml is not UTF-8"),
         (["run"], "--preset demo"),
         (["run", "-p", "demo", "-s", "sampler.max_completion_tokens=5000"], "the model's context"),
         (["stage", "filter"], "no runs"),

@@ -22,6 +22,7 @@ from ratchet.store.keys import artifact_key, canonical_json, file_hash
 from ratchet.store.lineage import ancestry, find_artifact
 from ratchet.store.lock import hold
 from ratchet.store.manifest import MANIFEST, Manifest, ParentRecord
+from ratchet.store.runs import NodeRecord, RunRecord, create_run
 from ratchet.store.store import Artifact, Store
 
 
@@ -137,6 +138,35 @@ def test_refs(tmp_path: Path) -> None:
         find_artifact(store, "ab")
     with pytest.raises(UserError, match="names no artifact"):
         find_artifact(store, "zzz")
+
+
+def test_latest_with_a_node_is_the_newest_run_that_has_it(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    make(store, "grpo", "aaa1", "x")
+    make(store, "filter", "bbb1", "x")
+    for name, created, keys in (
+        ("whole", "2026-01-01", {"filter": "ccc1", "grpo": "aaa1"}),
+        ("part", "2026-01-02", {"filter": "bbb1", "grpo": "ddd1"}),
+    ):
+        nodes = {stage: NodeRecord(stage=stage, key=key) for stage, key in keys.items()}
+        create_run(
+            store,
+            RunRecord(
+                run_id=name,
+                name=name,
+                created_at=created,
+                config={},
+                command="",
+                targets=["filter"],
+                nodes=nodes,
+            ),
+        )
+    assert find_artifact(store, "latest/filter").ref == "filter/bbb1"
+    assert find_artifact(store, "latest/grpo").ref == "grpo/aaa1"
+    with pytest.raises(
+        UserError, match=r"has not been made.*the newest that has one is whole/grpo"
+    ):
+        find_artifact(store, "part/grpo")
 
 
 def test_a_lock_is_exclusive_between_threads_and_tells_who_holds_it(tmp_path: Path) -> None:

@@ -67,7 +67,8 @@ def _is_named(artifact: Artifact, ref: str) -> bool:
 def find_artifact(store: Store, ref: str) -> Artifact:
     """The artifact that `ref` names.
 
-    A ref is `stage/key`, the start of a key, or `RUN/node` with RUN as `load_run` takes it.
+    A ref is `stage/key`, the start of a key, or `RUN/node` with RUN as `load_run` takes it, where
+    `latest/node` is the newest there is.
     UserError when nothing or more than one thing matches.
     """
     head, slash, tail = ref.partition("/")
@@ -86,8 +87,11 @@ def find_artifact(store: Store, ref: str) -> Artifact:
 
 
 def _node_artifact(store: Store, run_ref: str, node: str) -> Artifact:
-    """The artifact of a run's node."""
+    """The artifact of a run's node; for 'latest' of the newest run that has it, because the newest
+    of all may be a rerun of one stage."""
     record = load_run(store, run_ref)
+    if run_ref == "latest" and not _has(store, record, node):
+        record = next((run for run in all_runs(store) if _has(store, run, node)), record)
     if node not in record.nodes:
         raise UserError(f"run {record.run_id} has no '{node}': it has {', '.join(record.nodes)}")
     found = record.nodes[node]
