@@ -305,7 +305,8 @@ class Conductor:
             inputs={
                 role: InputRef(stage=above.node.stage, key=above.key)
                 for role, above in inputs.items()
-            },
+            }
+            | {role: InputRef(stage=stage, key=key) for role, (stage, key) in node.given.items()},
             seed=self.config.seed,
             force=node.name in self.record.force,
             log_file=log_file(self.store, self.record.run_id, node.name),

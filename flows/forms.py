@@ -33,10 +33,13 @@ StageName = StrEnum("StageName", {name: name for name in STAGES})  # type: ignor
 OWN_SECTION = {
     "model": "model",
     "questions": "questions",
+    "decontaminate": "decontaminate",
     "benchmark": "benchmark",
     "presample": "presample",
     "score": "rewards",
+    "rollouts": "rollouts",
     "filter": "filter",
+    "headroom": "headroom",
     "warmstart_sft": "sft",
     "warmstart_opd": "opd",
     "audit": "audit",

@@ -68,10 +68,18 @@ HEADLINES: dict[str, Callable[[Summary], str]] = {
     "questions": lambda s: (
         f"{s['questions']['train']:,} to train, {s['questions']['test']:,} to test"
     ),
+    "decontaminate": lambda s: f"{s['num_dropped']:,} training questions dropped",
     "benchmark": _benchmark,
     "presample": _presample,
     "score": lambda s: f"strict {_share(s['strict'])}, lenient {_share(s['lenient'])}",
-    "filter": lambda s: f"{s['roles']['rl']:,} for RL, {s['roles']['warmup']:,} to warm up",
+    "rollouts": lambda s: (
+        f"{s['num_samples']:,} completions, lenient {_share(s['lenient'])}: {s['policies']}"
+    ),
+    "filter": lambda s: (
+        f"{s['roles']['rl']:,} for RL, {s['roles']['warmup']:,} to warm up; recommendation: "
+        f"{s['recommendation']['action']}"
+    ),
+    "headroom": lambda s: f"{_share(s['rl_live_share'])} of the RL groups expected live",
     "warmstart_sft": _loss,
     "warmstart_opd": _loss,
     "audit": _audit,
@@ -84,7 +92,10 @@ LABELS: dict[str, Callable[[Summary], str]] = {
     "model": lambda s: s["source"].rstrip("/").rpartition("/")[2],
     "questions": lambda s: f"{s['questions']['train']:,} to train",
     "benchmark": _best_format,
+    "decontaminate": lambda s: f"{s['num_dropped']:,} dropped",
     "presample": lambda s: f"{s['num_completions']:,} completions",
+    "rollouts": lambda s: f"{s['num_samples']:,} completions",
+    "headroom": lambda s: f"{_share(s['rl_live_share'])} live",
     "score": lambda s: f"lenient {_share(s['lenient'])}",
     "filter": lambda s: f"{s['roles']['rl']:,} for RL",
     "audit": lambda s: "passed" if s["passed"] else f"failed: {s['cause']}",

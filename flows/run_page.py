@@ -13,6 +13,7 @@ from flows.markdown import cell, linked, run_address, table, whole
 from flows.pages import Links, made_by, plots, verdict
 from flows.terminal import KEY_DIGITS, duration
 from ratchet.config import RunConfig
+from ratchet.dag import CLEAN
 from ratchet.plan import PlannedNode
 from ratchet.store.runs import NodeState
 
@@ -57,8 +58,8 @@ def _lines_into(planned: PlannedNode) -> list[str]:
     """Nodes that the lineage's picture draws a line from: not the questions where another input
     was itself made from them."""
     names = list(drawn_inputs(planned).values())
-    others = [name for name in names if name not in ("questions", "model")]
-    return [name for name in names if name != "questions"] if others else names
+    others = [name for name in names if name not in ("questions", CLEAN, "model")]
+    return [name for name in names if name not in ("questions", CLEAN)] if others else names
 
 
 def _state(conductor: Conductor, links: Links, name: str) -> NodeState:

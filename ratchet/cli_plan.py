@@ -53,12 +53,23 @@ def resolve(request: Request, store: Store) -> tuple[RunConfig, RunRecord | None
         assert request.from_run is not None
         previous = find_run(store, request.from_run)
         config = from_record(previous.config, assignments, request.data)
-        _check_model(config)
-        return config, previous
-    config = load_config(request.preset, assignments, request.data)
-    _check_model(config)
+        return _checked(config, store), previous
+    config = _checked(load_config(request.preset, assignments, request.data), store)
     earlier = (run for run in all_runs(store) if run.name == config.name)
     return config, next(earlier, None)
+
+
+def _checked(config: RunConfig, store: Store) -> RunConfig:
+    """The configuration with `rollouts.path` resolved in the store; UserError when that or the
+    model can't be used."""
+    from ratchet.rollout_files import resolve as resolve_rollouts
+
+    _check_model(config)
+    path = config.rollouts.path
+    if path is None:
+        return config
+    named = config.rollouts.model_copy(update={"path": resolve_rollouts(store, path)})
+    return config.model_copy(update={"rollouts": named})
 
 
 def _check_model(config: RunConfig) -> None:

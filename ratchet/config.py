@@ -31,11 +31,13 @@ __all__ = [
     "BenchmarkConfig",
     "Control",
     "Dtype",
+    "DecontaminateConfig",
     "EvaluateConfig",
     "FilterConfig",
     "GrpoConfig",
     "GuardConfig",
     "LoraConfig",
+    "HeadroomConfig",
     "ModelConfig",
     "OpdConfig",
     "PresampleConfig",
@@ -44,6 +46,7 @@ __all__ = [
     "QuestionsConfig",
     "RewardsConfig",
     "RunConfig",
+    "RolloutsConfig",
     "SamplerConfig",
     "Section",
     "SftConfig",
@@ -147,8 +150,14 @@ class QuestionsConfig(Section):
     """Held-out questions for the final comparison, touched once per arm."""
     max_prompt_tokens: int = Field(default=512, ge=8)
     """Rows with a longer rendered prompt are dropped at the door and counted."""
-    decontaminate_words: int = Field(default=13, ge=0)
-    """Training rows sharing this many consecutive words with a held-out one go; 0 = off."""
+
+
+class DecontaminateConfig(Section):
+    """No training question that gives a held-out one away."""
+
+    words: int = Field(default=13, ge=0)
+    """Training rows sharing this many consecutive words with a held-out one go; 0 = only the same
+    text."""
 
 
 class PromptConfig(Section):
@@ -212,8 +221,6 @@ class FilterConfig(Section):
     """Questions at or above this pass rate are dropped."""
     easy_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the always-right questions kept for RL all the same."""
-    min_live_share: float = Field(default=0.0, ge=0, le=1)
-    """Stop when fewer of the RL groups than this are expected to be live."""
 
     @model_validator(mode="after")
     def _ordered(self) -> FilterConfig:
@@ -226,6 +233,34 @@ class FilterConfig(Section):
 
 class RewardsConfig(Section):
     """What a completion is paid for."""
+class RolloutsConfig(Section):
+    """Choose RL's questions from what an earlier RL run logged, in place of presampling."""
+
+    path: str | None = Field(default=None, min_length=1)
+    """RUN/grpo of this store, or a file or folder: TRL's completions, a wandb run or its tables."""
+    reward: str | None = Field(default=None, min_length=1)
+    """Column that tells right from wrong; when left out, recorded verdicts or our verifier do."""
+    threshold: float = 0.5
+    """From this value on, `reward` means right."""
+    first_steps: int | None = Field(default=None, ge=1)
+    """Use the first so many logged steps only, whose policy is nearest to the starting model."""
+    last_steps: int | None = Field(default=None, ge=1)
+    """Use the last so many logged steps only, whose policy is nearest to the trained model."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> RolloutsConfig:
+        if self.first_steps is not None and self.last_steps is not None:
+            raise ValueError("set first_steps or last_steps, not both")
+        return self
+
+
+class HeadroomConfig(Section):
+    """Go on only where there is something to gain."""
+
+    min_live_share: float = Field(default=0.0, ge=0, le=1)
+    """Stop when fewer of the RL groups than this are expected to be live; 0 = go on whatever."""
+
+
 
     weights: dict[str, float] = Field(default_factory=dict)
     """Reward name (or dotted path 'package.module:function') to weight; the answer style's
@@ -254,6 +289,8 @@ class RunConfig(Section):
     """The questions, by role."""
     prompt: PromptConfig = PromptConfig()
     """How a question is put to the model."""
+    decontaminate: DecontaminateConfig = DecontaminateConfig()
+    """No training question that gives a held-out one away."""
     sampler: SamplerConfig = SamplerConfig()
     """The engine that generates."""
     benchmark: BenchmarkConfig = BenchmarkConfig()
@@ -264,8 +301,12 @@ class RunConfig(Section):
     """Which questions RL trains on."""
     rewards: RewardsConfig = RewardsConfig()
     """What a completion is paid for."""
+    rollouts: RolloutsConfig = RolloutsConfig()
+    """Choose RL's questions from what an earlier RL run logged, in place of presampling."""
     warmstart: WarmstartConfig = WarmstartConfig()
     """What happens before RL."""
+    headroom: HeadroomConfig = HeadroomConfig()
+    """Go on only where there is something to gain."""
     sft: SftConfig = SftConfig()
     """Supervised fine-tuning."""
     opd: OpdConfig = OpdConfig()
@@ -301,12 +342,13 @@ def check_consistency(config: RunConfig) -> None:
         raise ValueError("warmstart.data = 'source' needs at least one source in questions.warmup")
     if warm.method == "opd" and config.opd.teacher is None:
         raise ValueError("warmstart.method = 'opd' needs opd.teacher")
-    batch = grpo.prompts_per_step * grpo.group_size
+    batch = grpo.prompts_per_step * grpo.group_size // grpo.processes
     if batch % grpo.micro_batch_size:
         raise ValueError(
             f"grpo.micro_batch_size={grpo.micro_batch_size} must divide prompts_per_step × "
-            f"group_size = {batch}"
+            f"group_size{each} = {batch}"
         )
+        each = "" if grpo.processes == 1 else f" / processes ({grpo.processes})"
     for name, part in (("sft", config.sft), ("opd", config.opd)):
         if part.batch_size % part.micro_batch_size:
             raise ValueError(

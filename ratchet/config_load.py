@@ -27,6 +27,12 @@ from ratchet.errors import UserError
 PACKAGED = ("seedling", "smollm2-135m-instruct")
 PRESETS = Path(__file__).resolve().parents[1] / "flows" / "presets"
 
+MOVED = (
+    (("filter", "min_live_share"), ("headroom", "min_live_share")),
+    (("questions", "decontaminate_words"), ("decontaminate", "words")),
+)
+"""Settings that records of earlier runs hold under another name: (section, field), then now."""
+
 
 def preset_names() -> list[str]:
     """Names of the shipped presets."""
@@ -66,6 +72,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     """A TOML file as a dict; UserError with file and line when it isn't TOML."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is not UTF-8 text: is it a preset?") from None
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{path} is not valid TOML: {error}") from error
 
@@ -281,4 +289,7 @@ def from_record(
 ) -> RunConfig:
     """The resolved configuration of an earlier run with `--set` applied."""
     tree = copy.deepcopy(config)
+    for old, new in MOVED:
+        if old[1] in tree.get(old[0], {}):
+            tree.setdefault(new[0], {}).setdefault(new[1], tree[old[0]].pop(old[1]))
     return _resolve_engine(_resolve_paths(build_config(tree, assignments), data))

@@ -11,10 +11,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ratchet.config import GrpoConfig, RunConfig
+from ratchet.config import GrpoConfig, RolloutsConfig, RunConfig
 from ratchet.config_base import Section
 from ratchet.controls import control_rewards
 from ratchet.errors import UserError
+from ratchet.store.keys import KEY_LENGTH
+
+CLEAN = "decontaminate"
+"""The node whose questions training reads. What only measures reads `questions`, which has the
+same held-out ones, so that another decontamination measures nothing anew."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +44,13 @@ STAGES: dict[str, Stage] = {
         "tasks.questions",
         ("questions", "prompt", "model", "sampler"),
         False,
-        "load, check and decontaminate the questions",
+        "load and check the questions",
+    ),
+    "decontaminate": Stage(
+        "tasks.decontaminate",
+        ("questions", "decontaminate"),
+        False,
+        "drop training questions that give a held-out one away",
     ),
     "benchmark": Stage(
         "tasks.benchmark",
@@ -58,9 +69,15 @@ STAGES: dict[str, Stage] = {
     ),
     "filter": Stage(
         "tasks.filter", ("filter", "grpo"), False, "keep the questions that can teach something"
+    "rollouts": Stage(
+        "tasks.rollouts", ("prompt", "rollouts"), False, "read what an earlier RL run logged"
+    ),
     ),
     "warmstart_sft": Stage(
         "tasks.warmstart_sft",
+    "headroom": Stage(
+        "tasks.headroom", ("headroom",), False, "stop where there is too little to gain"
+    ),
         ("model", "prompt", "sampler", "warmstart", "sft", "wandb"),
         True,
         "supervised fine-tuning on reference solutions",
@@ -114,36 +131,24 @@ class Node:
 
     def config(self, config: RunConfig) -> RunConfig:
         """The run's configuration as this node sees it."""
+    given: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Role → (stage, key) of inputs that an earlier run made."""
         return config.model_copy(update=dict(self.settings))
 
 
 def nodes(config: RunConfig) -> list[Node]:
     """The nodes of a run in topological order."""
-    method = config.warmstart.method
-    resample = config.presample.after_warmstart
     found = [
         Node("model", "model", {}),
         Node("questions", "questions", {"model": "model"}),
     ]
     if config.questions.dev:
         found.append(Node("benchmark", "benchmark", {"model": "model", "questions": "questions"}))
-
-    selection = [
-        Node(
-            "presample",
-            "presample",
-            {"model": "warmstart" if resample else "model", "questions": "questions"},
-        ),
-        Node("score", "score", {"completions": "presample", "questions": "questions"}),
-        Node("filter", "filter", {"scores": "score", "questions": "questions"}),
-    ]
-    warm = []
-    if method != "none":
-        inputs = {"model": "model", "questions": "questions"}
-        if config.warmstart.data == "dropped":
-            inputs["selection"] = "filter"
-        warm = [Node("warmstart", f"warmstart_{method}", inputs)]
-    found += warm + selection if resample else selection + warm
+        Node("decontaminate", "decontaminate", {"questions": "questions"}),
+    selection = _selection(config)
+    gate = tuple(node.name for node in selection if node.stage == "headroom")
+    warm = _warm_up(config, gate)
+    found += warm + selection if selects_after_warm_up(config) else selection + warm
 
     policy = "warmstart" if warm else "model"
     preflight = []
@@ -153,8 +158,8 @@ def nodes(config: RunConfig) -> list[Node]:
     rl = Node(
         "grpo",
         "grpo",
-        {"model": policy, "questions": "questions", "selection": "filter"},
-        after=tuple(node.name for node in preflight),
+        {"model": policy, "questions": CLEAN, "selection": "filter"},
+        after=gate + tuple(node.name for node in preflight),
     )
     found.append(rl)
     arms = {"baseline": "model"} | ({"warmstart": "warmstart"} if warm else {}) | {"rl": "grpo"}
@@ -176,6 +181,49 @@ def nodes(config: RunConfig) -> list[Node]:
 def has_preflight(config: RunConfig) -> bool:
     """Whether the weight sync is audited before RL: there is none without vLLM."""
     return config.audit.preflight and config.sampler.engine == "vllm"
+def selects_after_warm_up(config: RunConfig) -> bool:
+    """Whether the warmed-up model is sampled to select RL's questions. What an earlier run logged
+    needs no sampling."""
+    return config.presample.after_warmstart and config.rollouts.path is None
+
+
+def _selection(config: RunConfig) -> list[Node]:
+    """The nodes that find RL's questions."""
+    if config.rollouts.path is None:
+        model = "warmstart" if selects_after_warm_up(config) else "model"
+        found = [
+            Node("presample", "presample", {"model": model, "questions": CLEAN}),
+            Node("score", "score", {"completions": "presample", "questions": CLEAN}),
+        ]
+    else:
+        found = [
+            Node("rollouts", "rollouts", {"questions": CLEAN}, given=logged_by(config.rollouts))
+        ]
+    found.append(Node("filter", "filter", {"scores": found[-1].name, "questions": CLEAN}))
+    if config.headroom.min_live_share > 0:
+        found.append(Node("headroom", "headroom", {"selection": "filter"}))
+    return found
+
+
+def logged_by(rollouts: RolloutsConfig) -> dict[str, tuple[str, str]]:
+    """The GRPO artifact of this store that `rollouts.path` names, as a node is given it; nothing
+    for a file or folder."""
+    stage, _, key = (rollouts.path or "").partition("/")
+    is_ref = stage == "grpo" and len(key) == KEY_LENGTH
+    return {"rollouts": (stage, key)} if is_ref else {}
+
+
+def _warm_up(config: RunConfig, gate: tuple[str, ...]) -> list[Node]:
+    """The warm-start's node, if there is one; `gate` lets it pass where it uses the selection."""
+    if config.warmstart.method == "none":
+        return []
+    inputs = {"model": "model", "questions": CLEAN}
+    if config.warmstart.data == "dropped":
+        inputs["selection"] = "filter"
+    stage = f"warmstart_{config.warmstart.method}"
+    return [Node("warmstart", stage, inputs, after=gate if "selection" in inputs else ())]
+
+
 
 
 def audited(config: RunConfig) -> GrpoConfig:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 131_072
 MERGE_ROWS = 2_000_000  # partial sums held before they are merged
+MOST_RATES = 32
+"""Pass rates that a histogram tells apart."""
 Score = Literal["lenient", "strict"]
 
 
@@ -54,6 +56,9 @@ class Groups:
     num_truncated: int
     lengths: np.ndarray
     """lengths[t] = samples of t tokens that ended by themselves."""
+    num_of_known_end: int
+    """Samples of which it is known whether they were truncated: what an earlier run logged may not
+    tell."""
 
     def num_right_q(self, score: Score) -> np.ndarray:
         """Right samples per question under one verdict."""
@@ -113,7 +118,7 @@ def read_groups(path: Path, batch_rows: int = BATCH_ROWS) -> Groups:
     parts: list[pa.Table] = []
     status_counts: dict[str, int] = {}
     lengths = np.zeros(1, dtype=np.int64)
-    num_truncated = 0
+    num_truncated = num_of_known_end = 0
     for batch in score_batches(path, batch_rows):
         ones = pa.array(np.ones(len(batch), dtype=np.int64))
         flags = [batch.column(name).cast(pa.int64()) for name in ("lenient", "strict")]
@@ -123,9 +128,11 @@ def read_groups(path: Path, batch_rows: int = BATCH_ROWS) -> Groups:
             parts = [_merge(parts)]
         for item in pc.value_counts(batch.column("status")).to_pylist():
             status_counts[item["values"]] = status_counts.get(item["values"], 0) + item["counts"]
-        truncated = batch.column("truncated").to_numpy(zero_copy_only=False)
-        num_truncated += int(truncated.sum())
-        found = np.bincount(batch.column("num_tokens").to_numpy()[~truncated], minlength=1)
+        ended = pc.invert(batch.column("truncated"))
+        num_truncated += pc.sum(pc.cast(batch.column("truncated"), pa.int64())).as_py() or 0
+        num_of_known_end += len(ended) - ended.null_count
+        known = batch.column("num_tokens").filter(ended).drop_null()
+        found = np.bincount(known.to_numpy(), minlength=1)
         width = max(len(lengths), len(found))
         lengths = np.pad(lengths, (0, width - len(lengths))) + np.pad(
             found, (0, width - len(found))
@@ -141,6 +148,7 @@ def read_groups(path: Path, batch_rows: int = BATCH_ROWS) -> Groups:
         status_counts=dict(sorted(status_counts.items())),
         num_truncated=num_truncated,
         lengths=lengths,
+        num_of_known_end=num_of_known_end,
     )
 
 
@@ -158,13 +166,15 @@ def bucket_counts(num_samples_q: np.ndarray, num_right_q: np.ndarray) -> dict[st
 
 
 def pass_rate_histogram(num_samples_q: np.ndarray, num_right_q: np.ndarray) -> list[int]:
-    """Questions per pass rate 0, 1/k, …, 1 for the largest k (others go to the nearest rate)."""
+    """Questions per pass rate 0, 1/k, …, 1 for the largest k up to `MOST_RATES`. Other rates go to
+    the nearest, but 0 and 1 hold only questions that are always wrong and always right."""
     import numpy as np
 
-    k = int(num_samples_q.max())
-    return np.bincount(
-        np.rint(num_right_q / num_samples_q * k).astype(int), minlength=k + 1
-    ).tolist()
+    k = min(int(num_samples_q.max()), MOST_RATES)
+    nearest_q = np.rint(num_right_q / num_samples_q * k).astype(int)
+    mixed_q = (num_right_q > 0) & (num_right_q < num_samples_q)
+    rate_q = np.where(mixed_q, np.clip(nearest_q, 1, max(k - 1, 1)), nearest_q)
+    return np.bincount(rate_q, minlength=k + 1).tolist()
 
 
 def live_chance(num_samples_q: np.ndarray, num_right_q: np.ndarray, group_size: int) -> np.ndarray:

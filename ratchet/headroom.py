@@ -52,6 +52,8 @@ class Headroom:
     num_samples: int
     k: int
     """Most samples of a question."""
+    fewest: int
+    """Fewest samples of a question."""
     pass_at_1_lenient: float
     pass_at_1_strict: float
     pass_at_k_lenient: float
@@ -67,7 +69,8 @@ class Headroom:
     """Expected share of live groups over all questions, by the lenient verdict."""
     live_share_method: str
     parse_failure_rate: float
-    truncated_share: float
+    truncated_share: float | None
+    """None where it isn't known, as in what an earlier run logged."""
     length_quantiles: dict[str, int]
     """Tokens of the completions that ended by themselves."""
     implied_max_completion_tokens: int
@@ -134,6 +137,7 @@ def headroom(groups: Groups, group_size: int, solution_share: float) -> Headroom
         num_questions=len(k),
         num_samples=groups.num_samples,
         k=int(k.max()),
+        fewest=int(k.min()),
         pass_at_1_lenient=float((lenient / k).mean()),
         pass_at_1_strict=float((strict / k).mean()),
         pass_at_k_lenient=float((lenient > 0).mean()),
@@ -146,11 +150,26 @@ def headroom(groups: Groups, group_size: int, solution_share: float) -> Headroom
         live_share=share,
         live_share_method=method,
         parse_failure_rate=groups.status_counts.get("parse_failure", 0) / groups.num_samples,
-        truncated_share=groups.num_truncated / groups.num_samples,
+        truncated_share=groups.num_truncated / groups.num_of_known_end
+        if groups.num_of_known_end
+        else None,
         length_quantiles=quantiles,
         implied_max_completion_tokens=-(-longest // LENGTH_STEP) * LENGTH_STEP,
         solution_share=solution_share,
     )
+
+
+def num_samples_words(found: Headroom) -> str:
+    """How many samples each question has: '8', or '8 to 40'."""
+    return f"{found.k}" if found.k == found.fewest else f"{found.fewest} to {found.k}"
+
+
+def pass_at_k_words(found: Headroom) -> str:
+    """What `pass_at_k_lenient` is: 'pass@8', which it isn't where some questions have fewer
+    samples."""
+    if found.k == found.fewest:
+        return f"pass@{found.k}"
+    return f"solved at least once in {num_samples_words(found)} samples"
 
 
 def _percent(share: float) -> str:
@@ -204,7 +223,7 @@ def recommend(found: Headroom) -> Recommendation:
     make the next figure meaningless.
     """
     solved = found.buckets_lenient["always_right"] / found.num_questions
-    if found.truncated_share > MANY_TRUNCATED:
+    if found.truncated_share is not None and found.truncated_share > MANY_TRUNCATED:
         return Recommendation(
             Action.RAISE_LENGTH,
             (
@@ -220,7 +239,10 @@ def recommend(found: Headroom) -> Recommendation:
     if solved >= SOLVED:
         return Recommendation(
             Action.NOTHING,
-            (f"{_percent(solved)} of the questions are always right in {found.k} samples",),
+            (
+                f"{_percent(solved)} of the questions are always right in "
+                f"{num_samples_words(found)} samples",
+            ),
         )
     if found.live_share < FEW_LIVE:
         return _warm_up(found)
@@ -229,7 +251,7 @@ def recommend(found: Headroom) -> Recommendation:
         (
             f"{_percent(found.live_share)} of groups of {found.group_size} would be live and give "
             "a gradient",
-            f"pass@1 is {_percent(found.pass_at_1_lenient)} and pass@{found.k} "
+            f"pass@1 is {_percent(found.pass_at_1_lenient)}, {pass_at_k_words(found)} "
             f"{_percent(found.pass_at_k_lenient)}: the right answers are within reach of sampling",
         ),
     )

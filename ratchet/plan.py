@@ -50,7 +50,7 @@ class Plan:
 
 def _fingerprints(node: Node, config: RunConfig) -> dict[str, str]:
     """Hashes of what a node's sections point at outside the store."""
-    from ratchet import model_check, prompts, rewards
+    from ratchet import model_check, prompts, rewards, rollout_files
     from ratchet.questions import load
     from ratchet.report import templates
 
@@ -66,6 +66,8 @@ def _fingerprints(node: Node, config: RunConfig) -> dict[str, str]:
     if node.stage == "benchmark":
         for prompt_format in config.benchmark.formats:
             found[f"prompt.{prompt_format}"] = prompts.fingerprint(prompt_format)
+    if node.stage == "rollouts" and not node.given:
+        found["rollouts"] = rollout_files.fingerprint(config.rollouts)
     if node.stage == "report":
         found["page"] = templates.fingerprint()
     if "rewards" in sections:
@@ -161,6 +163,7 @@ def make_plan(
         prints = _fingerprints(node, own)
         code = code_version(stage.module)
         inputs = {role: keys[name] for role, name in node.inputs.items()}
+        inputs |= {role: given for role, (_, given) in node.given.items()}
         keyed = {name: value for name, value in sections.items() if name not in stage.unkeyed}
         key = artifact_key(
             node.stage, _without_local_paths(keyed), prints, inputs, code, config.seed

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 VERSION: dict[str, int] = {
     "questions": 1,
+    "contaminated": 1,
     "completions": 1,
     "scores": 1,
     "selection": 1,
@@ -45,6 +46,18 @@ COLUMNS: dict[str, dict[str, str]] = {
         "difficulty": "double",
         "band": "string",
         "num_prompt_tokens": "int64",
+    },
+    "contaminated": {
+        "question_id": "string",
+        "role": "string",  # train | warmup
+        "source": "string",
+        "question": "string",
+        "rule": "string",  # identical | shared words | same draw
+        "shared": "string",
+        "heldout_id": "string",
+        "heldout_role": "string",  # dev | test
+        "heldout_source": "string",
+        "heldout_question": "string",
     },
     "completions": {
         "question_id": "string",
@@ -75,7 +88,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "num_samples": "int64",
         "pass_rate_lenient": "double",
         "pass_rate_strict": "double",
-        "bucket": "string",  # always_wrong | live | always_right
+        "bucket": "string",  # always_wrong | live | always_right | unseen
         "role": "string",  # rl | warmup | dropped
         "why": "string",
     },

@@ -127,7 +127,9 @@ def open_training(store: Store, ref: str) -> Training:
             f"run {run.run_id} has not begun to train: its grpo stage is {node.state}"
             f"{_trained_run(store)}"
         )
-    questions = store.find("questions", run.nodes["questions"].key)
+    # The node that training reads its questions from; runs of older code have one for all.
+    asked = run.nodes.get("decontaminate") or run.nodes["questions"]
+    questions = store.find(asked.stage, asked.key)
     return _under_way(run.run_id, folder, run.config, questions)
 
 
@@ -147,13 +149,14 @@ def _finished(store: Store, artifact: Artifact) -> Training:
     if manifest.stage != STAGE:
         raise UserError(f"{artifact.ref} is no GRPO run: name a run, or an artifact of stage grpo")
     adapter = artifact.folder / "adapter" / "adapter_config.json"
+    parent = manifest.parents["questions"]
     return Training(
         label=f"{manifest.run_id} ({artifact.ref[: len(STAGE) + 9]})",
         metrics=artifact.table("metrics").to_pylist(),
         rollouts=artifact.table("rollouts"),
         config=manifest.config,
         adapter=json.loads(adapter.read_text("utf-8")) if adapter.exists() else None,
-        questions=store.find("questions", manifest.parents["questions"].key),
+        questions=store.find(parent.stage, parent.key),
     )
 
 

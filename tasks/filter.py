@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING, Any
 from ratchet.config import FilterConfig, GrpoConfig
 from ratchet.errors import UserError
 from ratchet.groups import BUCKETS, Bucket, Groups, bucket_codes, read_groups
-from ratchet.headroom import Headroom, Recommendation, headroom, live_share_of, recommend
+from ratchet.headroom import (
+    Headroom,
+    Recommendation,
+    headroom,
+    live_share_of,
+    num_samples_words,
+    pass_at_k_words,
+    recommend,
+)
 from ratchet.schemas import check_schema
 from tasks.context import StageContext, StageResult
 
@@ -36,6 +44,8 @@ class Role(StrEnum):
 
 
 ROLES = (Role.RL, Role.WARMUP, Role.DROPPED)
+UNSEEN = "unseen"
+"""Bucket of questions that the rollouts of an earlier run tell nothing about."""
 EASY = "one of the always-right questions kept on purpose"
 
 
@@ -72,25 +82,27 @@ def training_questions(path: Path) -> tuple[pa.Array, np.ndarray]:
     return pa.chunked_array(ids, pa.string()).combine_chunks(), np.concatenate(solved)
 
 
-def align(groups: Groups, question_ids: pa.Array) -> np.ndarray:
-    """Row of `groups` for each training question.
+def align(groups: Groups, question_ids: pa.Array, *, partial: bool) -> np.ndarray:
+    """Row of `groups` for each training question; −1 for one without scores, which only a
+    `partial` table of scores may leave out.
 
     UserError when questions have no scores or scores have no question.
     """
     import pyarrow.compute as pc
 
     rows = pc.index_in(question_ids, value_set=groups.question_ids)
-    if rows.null_count:
+    if rows.null_count and not partial:
         raise UserError(
             f"{rows.null_count:,} of {len(question_ids):,} training questions have no scores: "
             "sample and score them first"
         )
-    if len(question_ids) < len(groups.question_ids):
+    extra = len(groups.question_ids) - (len(question_ids) - rows.null_count)
+    if extra:
         raise UserError(
-            f"the scores hold {len(groups.question_ids) - len(question_ids):,} questions that "
-            "are not in the training set: scores and questions come from different runs"
+            f"the scores hold {extra:,} questions that are not in the training set: scores and "
+            "questions come from different runs"
         )
-    return rows.to_numpy()
+    return pc.fill_null(rows, -1).to_numpy()
 
 
 def reorder(groups: Groups, rows: np.ndarray) -> Groups:
@@ -105,6 +117,7 @@ def reorder(groups: Groups, rows: np.ndarray) -> Groups:
         status_counts=groups.status_counts,
         num_truncated=groups.num_truncated,
         lengths=groups.lengths,
+        num_of_known_end=groups.num_of_known_end,
     )
 
 
@@ -192,18 +205,20 @@ def _stop_if_nothing_is_left(
     raise UserError(
         f"no question is left for RL with {bounds}: of {found.num_questions:,} questions "
         f"{buckets['always_wrong']:,} are always wrong, {live:,} live and "
-        f"{buckets['always_right']:,} always right in {found.k} samples; headroom: pass@1 "
-        f"{found.pass_at_1_lenient:.3f} lenient and {found.pass_at_1_strict:.3f} strict, "
-        f"pass@{found.k} {found.pass_at_k_lenient:.3f}, no readable answer in "
+        f"{buckets['always_right']:,} always right in {num_samples_words(found)} samples; "
+        f"headroom: pass@1 {found.pass_at_1_lenient:.3f} lenient and "
+        f"{found.pass_at_1_strict:.3f} strict, {pass_at_k_words(found)} "
+        f"{found.pass_at_k_lenient:.3f}, no readable answer in "
         f"{found.parse_failure_rate:.1%} of the completions. What to do: {hint}"
     )
 
 
-def _markdown(summary: dict[str, Any]) -> str:
-    found, roles = summary["headroom"], summary["roles_by_bucket"]
+def _markdown(summary: dict[str, Any], found: Headroom) -> str:
+    roles = summary["roles_by_bucket"]
+    num_questions = sum(summary["roles"].values())
     lines = [
-        f"**{summary['roles']['rl']:,} of {found['num_questions']:,} questions are left for RL**, "
-        f"{summary['roles']['warmup']:,} for the warm-up. Of groups of {found['group_size']}, "
+        f"**{summary['roles']['rl']:,} of {num_questions:,} questions are left for RL**, "
+        f"{summary['roles']['warmup']:,} for the warm-up. Of groups of {found.group_size}, "
         f"{summary['rl_live_share']:.0%} are expected to be live.",
         "",
         "| bucket | questions | rl | warmup | dropped |",
@@ -211,13 +226,13 @@ def _markdown(summary: dict[str, Any]) -> str:
     ]
     for bucket, counts in roles.items():
         cells = " | ".join(f"{counts[role.value]:,}" for role in ROLES)
-        lines.append(f"| {bucket} | {sum(counts.values()):,} | {cells} |")
-    k = found["k"]
+        lines.append(f"| {bucket.replace('_', ' ')} | {sum(counts.values()):,} | {cells} |")
+    cut = found.truncated_share
     lines += [
         "",
-        f"pass@1 {found['pass_at_1_lenient']:.3f} lenient, {found['pass_at_1_strict']:.3f} strict; "
-        f"pass@{k} {found['pass_at_k_lenient']:.3f} lenient. No readable answer: "
-        f"{found['parse_failure_rate']:.1%}; cut off: {found['truncated_share']:.1%}.",
+        f"pass@1 {found.pass_at_1_lenient:.3f} lenient, {found.pass_at_1_strict:.3f} strict; "
+        f"{pass_at_k_words(found)} {found.pass_at_k_lenient:.3f} lenient. No readable answer: "
+        f"{found.parse_failure_rate:.1%}; cut off: {'not known' if cut is None else f'{cut:.1%}'}.",
         "",
         f"Recommendation: **{summary['recommendation']['action']}**: "
         + "; ".join(summary["recommendation"]["reasons"])
@@ -226,64 +241,94 @@ def _markdown(summary: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _roles_by_bucket(
-    groups: Groups, selection: Selection, config: FilterConfig
-) -> dict[str, dict[str, int]]:
-    codes = bucket_codes(groups.num_samples_q, groups.num_right_q(config.score))
+def _roles_by_bucket(table: pa.Table) -> dict[str, dict[str, int]]:
+    counted = table.group_by(["bucket", "role"]).aggregate([([], "count_all")]).to_pylist()
+    found = {(row["bucket"], row["role"]): row["count_all"] for row in counted}
+    buckets = [bucket.value for bucket in BUCKETS]
+    if any(bucket == UNSEEN for bucket, _ in found):
+        buckets.append(UNSEEN)
     return {
-        bucket.value: {
-            role.value: int(((codes == b) & (selection.role_q == r)).sum())
-            for r, role in enumerate(ROLES)
-        }
-        for b, bucket in enumerate(BUCKETS)
+        bucket: {role.value: found.get((bucket, role.value), 0) for role in ROLES}
+        for bucket in buckets
     }
+
+
+def unseen_table(ids: pa.Array, num_samples_q: np.ndarray, solved_q: np.ndarray) -> pa.Table:
+    """Rows of the 'selection' table for questions that an earlier run logged less than twice. They
+    never go to RL: whether they are live isn't known."""
+    import pyarrow as pa
+
+    words = ("not drawn by the run whose rollouts are used", "1 completion was logged: too few")
+    return pa.table(
+        {
+            "question_id": ids,
+            "num_samples": num_samples_q,
+            "pass_rate_lenient": pa.nulls(len(ids), pa.float64()),
+            "pass_rate_strict": pa.nulls(len(ids), pa.float64()),
+            "bucket": [UNSEEN] * len(ids),
+            "role": [Role.WARMUP.value if solved else Role.DROPPED.value for solved in solved_q],
+            "why": [
+                words[number] + ("" if solved else "; no reference solution")
+                for number, solved in zip(num_samples_q, solved_q, strict=True)
+            ],
+        }
+    )
 
 
 def run(ctx: StageContext, *, filter: FilterConfig, grpo: GrpoConfig) -> StageResult:
     """Write the selection table.
 
-    UserError for fewer than two samples of a question, NaN rewards, scores of other questions, an
-    empty RL set, or fewer live groups than `filter.min_live_share`.
+    UserError for fewer than two samples of a question, NaN rewards, scores of other questions, or
+    an empty RL set.
     """
+    import numpy as np
+    import pyarrow as pa
+
+    scores = ctx.inputs["scores"]
+    partial = scores.manifest.stage == "rollouts"
     ids, solved_q = training_questions(ctx.inputs["questions"].path("questions.parquet"))
-    counted = read_groups(ctx.inputs["scores"].path("scores.parquet"))
-    groups = reorder(counted, align(counted, ids))
-    if (fewest := int(groups.num_samples_q.min())) < 2:
+    counted = read_groups(scores.path("scores.parquet"))
+    row_q = align(counted, ids, partial=partial)
+    num_samples_q = np.where(row_q < 0, 0, counted.num_samples_q[row_q])
+    if (fewest := int(num_samples_q.min())) < 2 and not partial:
         raise UserError(
             f"a question has {fewest} sample: telling live questions from the others takes at "
             "least 2; raise presample.k and sample again"
         )
-    selection = select(groups, solved_q, filter, ctx.seed)
+    known_q = num_samples_q >= 2
+    groups = reorder(counted, row_q[known_q])
+    selection = select(groups, solved_q[known_q], filter, ctx.seed)
     found = headroom(groups, grpo.group_size, float(solved_q.mean()))
     advice = recommend(found)
     _stop_if_nothing_is_left(selection, found, advice, filter)
 
     rl_q = selection.role_q == ROLES.index(Role.RL)
     rl_live_share = live_share_of(groups, rl_q, filter.score, grpo.group_size)
-    if rl_live_share < filter.min_live_share:
-        raise UserError(
-            f"{rl_live_share:.1%} of the RL groups are expected to be live at grpo.group_size="
-            f"{grpo.group_size}, below filter.min_live_share={filter.min_live_share:g}: "
-            f"{advice.action.value} ({'; '.join(advice.reasons)}), raise grpo.group_size, or "
-            "narrow filter.keep_above / filter.keep_below"
-        )
     table = selection_table(groups, selection, filter)
+    if partial:
+        unseen = unseen_table(
+            ids.filter(pa.array(~known_q)), num_samples_q[~known_q], solved_q[~known_q]
+        )
+        table = pa.concat_tables([table, unseen.cast(table.schema)])
     _assert_disjoint(table)
     ctx.write_table("selection", table)
     ctx.log(
         f"{selection.count(Role.RL):,} questions for RL, {rl_live_share:.0%} of their groups "
-        f"expected live; recommendation: {advice.action.value}"
+        f"expected live; recommendation: {advice.action.value} ({'; '.join(advice.reasons)})"
     )
+    by_bucket = _roles_by_bucket(table)
     summary = {
         "num_rl_questions": selection.count(Role.RL),
-        "roles": {role.value: selection.count(role) for role in ROLES},
-        "roles_by_bucket": _roles_by_bucket(groups, selection, filter),
+        "roles": {
+            role.value: sum(counts[role.value] for counts in by_bucket.values()) for role in ROLES
+        },
+        "roles_by_bucket": by_bucket,
         "num_easy_kept": int(selection.easy_q.sum()),
         "rl_live_share": rl_live_share,
         "headroom": found.as_dict(),
         "recommendation": advice.as_dict(),
     }
-    return StageResult(summary=summary, markdown=_markdown(summary))
+    return StageResult(summary=summary, markdown=_markdown(summary, found))
 
 
 def _assert_disjoint(table: pa.Table) -> None:

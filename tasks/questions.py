@@ -1,6 +1,6 @@
 """Load the questions of a run and keep those it can use.
 
-    load each source → gold readable? → prompt short enough? → no text twice → no overlap
+    load each source → gold readable? → prompt short enough? → no text twice
 
 Writes `questions.parquet` (one row per question and role, with its prompt length in tokens) and
 `dropped.jsonl` (every row left out, and why). A role that had sources and ends up empty stops
@@ -20,7 +20,6 @@ from ratchet.config import (
     PromptFormat,
     QuestionsConfig,
     SamplerConfig,
-    SourceKind,
 )
 from ratchet.errors import UserError
 from ratchet.prompts import OPENING_TAG, STYLE_OF, prefilled_tag, prompt_ids, prompt_text
@@ -31,7 +30,6 @@ from ratchet.questions.screen import (
     Reason,
     counts,
     drop_duplicates,
-    drop_overlapping,
 )
 from ratchet.verifier import Style, verify_batch
 from tasks.context import StageContext, StageResult
@@ -87,8 +85,7 @@ def run(
         ctx, items, tokenizer, prompt.format, model.enable_thinking, questions.max_prompt_tokens
     )
     kept, duplicates = drop_duplicates([entry.item for entry in measured])
-    kept, overlaps = drop_overlapping(kept, questions.decontaminate_words)
-    dropped += unreadable + too_long + duplicates + overlaps
+    dropped += unreadable + too_long + duplicates
     for role in ROLES:
         if getattr(questions, role) and not any(item.role == role for item in kept):
             raise UserError(why_empty(role, dropped, longest, questions.max_prompt_tokens))
@@ -128,10 +125,9 @@ def load_all(ctx: StageContext, questions: QuestionsConfig) -> tuple[list[Item],
         for index, source in enumerate(getattr(questions, role)):
             loaded = load(source, role, index)
             ctx.log(f"{role}: {len(loaded.questions)} questions from {source.label}")
-            drawn = source.kind is SourceKind.SYMBOLIC
-            items += [Item(question, role, drawn) for question in loaded.questions]
+            items += [Item(question, role) for question in loaded.questions]
             dropped += [
-                Dropped(Item(question, role, drawn), Reason.REPEAT, "again in its source")
+                Dropped(Item(question, role), Reason.REPEAT, "again in its source")
                 for question in loaded.repeats
             ]
     return items, dropped
@@ -196,8 +192,6 @@ def why_empty(
         f"questions.max_prompt_tokens is {max_tokens}: raise it or shorten the prompt format",
         Reason.DUPLICATE: "its questions are in other roles too: give the roles different slices "
         "(split, offset, limit)",
-        Reason.OVERLAP: "its questions give held-out ones away: choose another source, or other "
-        "questions.decontaminate_words",
     }
     return (
         f"no question is left in questions.{role} ({listing}): {advice[Reason(next(iter(found)))]}"

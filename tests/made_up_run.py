@@ -76,6 +76,22 @@ def questions(draw: random.Random, role: str, source: str, number: int) -> Rows:
     return rows
 
 
+def contaminated(heldout: dict[str, Any]) -> dict[str, Any]:
+    """A training question that was dropped, with text that must be shown as text."""
+    return {
+        "question_id": "gone",
+        "role": "train",
+        "source": "symbolic",
+        "question": f"What is {HOSTILE}?",
+        "rule": "shared words",
+        "shared": "marbles and finds 2 more",
+        "heldout_id": heldout["question_id"],
+        "heldout_role": "test",
+        "heldout_source": heldout["source"],
+        "heldout_question": heldout["question"],
+    }
+
+
 def skill(row: dict[str, Any], level: float) -> float:
     """Chance of a right answer: falls with difficulty."""
     return max(0.0, min(1.0, level - 0.22 * (float(row["band"]) - 1)))
@@ -225,6 +241,12 @@ def make_run(
             root / "questions", "questions", {"questions": train + test + held}, **everything
         ),
     }
+    nodes["decontaminate"] = artifact(
+        root / "decontaminate",
+        "decontaminate",
+        {"questions": train + test + held, "contaminated": [contaminated(test[0])]},
+        **everything,
+    )
     if benchmark:
         rows = [
             {
@@ -265,11 +287,11 @@ def make_run(
     )
     (root / "score").mkdir()
     ctx = context(
-        root / "score", {"completions": nodes["presample"], "questions": nodes["questions"]}
+        root / "score", {"completions": nodes["presample"], "questions": nodes["decontaminate"]}
     )
     nodes["score"] = _finished(ctx, "score", score.run(ctx, prompt=PROMPT, rewards=RewardsConfig()))
     (root / "filter").mkdir()
-    ctx = context(root / "filter", {"scores": nodes["score"], "questions": nodes["questions"]})
+    ctx = context(root / "filter", {"scores": nodes["score"], "questions": nodes["decontaminate"]})
     chosen = filter.run(ctx, filter=FilterConfig(), grpo=GrpoConfig(group_size=GROUP))
     nodes["filter"] = _finished(ctx, "filter", chosen)
     if warmstart:
@@ -289,7 +311,8 @@ def make_run(
         sampled_tokens=sum(row["num_tokens"] for row in rollouts),
         device_seconds=70.0,
         duration_seconds=81.0,
-        config=SETTINGS | {"grpo": {"steps": STEPS, "lora": {"r": 16}}, "guard": {}},
+        config=SETTINGS
+        | {"grpo": {"steps": STEPS, "lora": {"r": 16}}, "guard": {}, "rewards": {"weights": {}}},
     )
     levels = {"baseline": (0.75, 0.65)} | ({"warmstart": (0.9, 0.8)} if warmstart else {})
     levels |= {"rl": (rl, 0.97)} | ({"format-reward": (0.8, 0.97)} if control else {})

@@ -38,7 +38,7 @@ pytestmark = [
 
 NAME = "browser"
 NODES = {
-    "model", "questions", "benchmark", "presample", "score", "filter", "grpo",
+    "model", "questions", "decontaminate", "benchmark", "presample", "score", "filter", "grpo",
     "evaluate.baseline", "evaluate.rl", "compare", "report",
 }  # fmt: skip
 SMALL = (
@@ -235,7 +235,7 @@ def test_one_stage_runs_again_from_its_form_and_the_others_are_cached(
     ui.fill(page, "Settings", "filter.keep_below=0.95")
     ui.submit(page)
     assert ui.wait_until_ended(page) == "Completed"
-    above = dict.fromkeys(("model", "questions", "presample", "score"), "Cached")
+    above = dict.fromkeys(("model", "questions", "decontaminate", "presample", "score"), "Cached")
     assert ui.subflows(page) == above | {"filter": "Completed"}
     shown = ui.open_artifact(page, f"{NAME}-run")
     expect(shown.get_by_text("Stale until they run again")).to_contain_text("grpo")

@@ -133,7 +133,7 @@ def test_the_dag_follows_the_warm_start() -> None:
         return [node.name for node in nodes(minimal(*assignments))]
 
     assert names("warmstart.method=none") == [
-        "model", "questions", "presample", "score", "filter", "grpo", "evaluate.baseline",
+        "model", "questions", "decontaminate", "presample", "score", "filter", "grpo", "evaluate.baseline",
         "evaluate.rl", "compare", "report",
     ]  # fmt: skip
     dropped = minimal()
@@ -147,6 +147,31 @@ def test_the_dag_follows_the_warm_start() -> None:
     assert only(resampled, "presample").inputs["model"] == "warmstart"
     assert "filter" not in ancestors(resampled, "warmstart")
     assert descendants(resampled, "compare") == {"report"}
+
+
+def test_the_dag_follows_the_rollouts_and_the_gate() -> None:
+    logged = minimal("rollouts.path=folder", "headroom.min_live_share=0.2")
+    names = [node.name for node in nodes(logged)]
+    assert names[3:8] == ["rollouts", "filter", "headroom", "warmstart", "grpo"]
+    assert only(logged, "filter").inputs["scores"] == "rollouts"
+    assert only(logged, "rollouts").given == {}
+    # the gate comes before what it guards, and enters no key of it
+    assert only(logged, "warmstart").after == only(logged, "grpo").after == ("headroom",)
+    ours = minimal(f"rollouts.path=grpo/{'ab' * 10}", "warmstart.method=none")
+    assert only(ours, "rollouts").given == {"rollouts": ("grpo", "ab" * 10)}
+    tree = {"questions": {**MINIMAL["questions"], "warmup": [{"kind": "symbolic"}]}}
+    settings = ["warmstart.data=source", "presample.after_warmstart=true", "rollouts.path=x"]
+    order = [node.name for node in nodes(build_config(tree, settings))]
+    assert order.index("filter") < order.index("warmstart")  # nothing is sampled after it
+
+
+def test_records_of_earlier_runs_keep_what_was_renamed() -> None:
+    record = minimal().model_dump(mode="json")
+    record["filter"]["min_live_share"] = 0.3
+    record["questions"]["decontaminate_words"] = 8
+    del record["headroom"], record["decontaminate"]
+    found = from_record(record)
+    assert (found.headroom.min_live_share, found.decontaminate.words) == (0.3, 8)
 
 
 def test_node_names_are_checked() -> None:

@@ -124,6 +124,7 @@ def make_groups(
         status_counts={"ok": total - unreadable, "parse_failure": unreadable},
         num_truncated=truncated,
         lengths=np.bincount([20] * 98 + [40, 90]),
+        num_of_known_end=total,
     )
 
 

@@ -22,7 +22,10 @@ FORBIDDEN = {
     "flows": set(),
 }
 PACKAGES = ("ratchet", "tasks", "flows")
-LIGHT_STAGES = ("model", "questions", "score", "filter", "compare", "report")
+LIGHT_STAGES = (
+    "model", "questions", "decontaminate", "score", "rollouts", "filter", "headroom", "compare",
+    "report",
+)  # fmt: skip
 
 
 def sources(package: str) -> list[Path]:

@@ -183,16 +183,16 @@ def test_the_run_page_before_and_while_a_stage_runs(tmp_path: Path) -> None:
     conductor = Conductor(store, record(store, ["filter"], "sampler.engine=vllm").run_id)
     page = run_page(conductor, Links())
     assert [planned.node.name for planned in conductor.needed] == [
-        "model", "questions", "presample", "score", "filter",
+        "model", "questions", "decontaminate", "presample", "score", "filter",
     ]  # fmt: skip
-    assert page.count(":::pending") == 5 and "click" not in page
-    assert "0 of 5 stages are there." in page
+    assert page.count(":::pending") == 6 and "click" not in page
+    assert "0 of 6 stages are there." in page
     assert "**Stale** until they run again: benchmark, warmstart, audit, grpo" in page
     links = Links(here={"model": "some-id"})
     page = run_page(conductor, links)
-    assert page.count(":::running") == 1 and page.count(":::pending") == 4
+    assert page.count(":::running") == 1 and page.count(":::pending") == 5
     assert 'click n0 "/v2/runs/flow-run/some-id?tab=Artifacts"' in page
-    assert summary_line(conductor, links) == "model is running; 0 of 5 stages are there"
+    assert summary_line(conductor, links) == "model is running; 0 of 6 stages are there"
 
 
 def test_a_control_has_the_plots_of_its_stage(tmp_path: Path, nodes: dict[str, Artifact]) -> None:
@@ -243,6 +243,7 @@ def test_the_lineage_draws_every_stage_and_each_line_once(tmp_path: Path) -> Non
     assert drawn == [
         ("audit", "grpo"),
         ("compare", "report"),
+        ("decontaminate", "presample"),
         ("evaluate.baseline", "compare"),
         ("evaluate.rl", "compare"),
         ("evaluate.warmstart", "compare"),
@@ -256,8 +257,8 @@ def test_the_lineage_draws_every_stage_and_each_line_once(tmp_path: Path) -> Non
         ("model", "warmstart"),
         ("presample", "score"),
         ("questions", "benchmark"),
+        ("questions", "decontaminate"),
         ("questions", "evaluate.baseline"),
-        ("questions", "presample"),
         ("score", "filter"),
         ("warmstart", "audit"),
         ("warmstart", "evaluate.warmstart"),

@@ -72,7 +72,6 @@ def test_what_is_kept_and_what_is_dropped(tmp_path: Path) -> None:
         ("What is 2 + 2?", 4),
         ("Prove that.", "by induction"),
         (long, 1),
-        ("one two three four five six", 6),
     ]
     roles = {
         "train": [source(tmp_path, "sums", train)],
@@ -82,11 +81,12 @@ def test_what_is_kept_and_what_is_dropped(tmp_path: Path) -> None:
             source(tmp_path, "two", [("zero one two three four five", 5)]),
         ],
     }
-    result = run(ctx, roles, decontaminate_words=5)
+    result = run(ctx, roles)
 
     table = read_table(ctx.out_dir / "questions.parquet", "questions").to_pylist()
     assert [(row["role"], row["source"], row["question"], row["gold"]) for row in table] == [
         ("train", "sums", "What is 1 + 1?", "2"),
+        ("train", "sums", "What is 2 + 2?", "4"),
         ("warmup", "warm", "What is 5 + 5?", "10"),
         ("test", "one", "What is 2 + 2?", "4"),
         ("test", "two", "zero one two three four five", "5"),
@@ -95,20 +95,18 @@ def test_what_is_kept_and_what_is_dropped(tmp_path: Path) -> None:
     dropped = [json.loads(line) for line in (ctx.out_dir / "dropped.jsonl").open()]
     assert {(row["role"], row["question"], row["reason"]) for row in dropped} == {
         ("train", "what is  1 + 1?", "duplicate"),
-        ("train", "What is 2 + 2?", "duplicate"),
         ("train", "Prove that.", "gold_unparseable"),
         ("train", long, "prompt_too_long"),
-        ("train", "one two three four five six", "overlap"),
         ("warmup", "What is 1 + 1?", "duplicate"),
     }
-    assert result.summary["questions"] == {"train": 1, "warmup": 1, "dev": 0, "test": 2}
-    assert result.summary["loaded"] == {"train": 6, "warmup": 2, "dev": 0, "test": 2}
+    assert result.summary["questions"] == {"train": 2, "warmup": 1, "dev": 0, "test": 2}
+    assert result.summary["loaded"] == {"train": 5, "warmup": 2, "dev": 0, "test": 2}
     assert result.summary["dropped"]["warmup"] == {"duplicate": 1}
     assert result.summary["longest_prompt_tokens"] == len("zero one two three four five") + AROUND
     assert result.summary["prompt_prefills_opening_tag"] is False
-    assert "| train | sums | 1 | duplicate 2, " in result.markdown
+    assert "| train | sums | 2 | gold_unparseable 1, " in result.markdown
     assert "What is 1 + 1?\nAnswer in tags." in result.markdown
-    assert {event["done"] for event in events if event["event"] == "progress"} == {10, 9}
+    assert {event["done"] for event in events if event["event"] == "progress"} == {9, 8}
 
 
 def test_equal_rows_of_two_sources_are_kept_once(tmp_path: Path) -> None:
@@ -143,18 +141,19 @@ def test_role_emptied_by_long_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("train", "expected"),
+    ("role", "row", "expected"),
     [
-        ([("What is 3 + 3?", 6)], r"questions\.train \(duplicate 1\): .*different slices"),
-        ([("What is love?", "pain")], r"\(gold_unparseable 1\): check the gold column"),
+        ("warmup", ("What is 1 + 1?", 2), r"questions\.warmup \(duplicate 1\): .*different slices"),
+        ("dev", ("What is love?", "pain"), r"\(gold_unparseable 1\): check the gold column"),
     ],
 )
 def test_role_emptied_otherwise(
-    tmp_path: Path, train: list[tuple[str, Any]], expected: str
+    tmp_path: Path, role: str, row: tuple[str, Any], expected: str
 ) -> None:
     roles = {
-        "train": [source(tmp_path, "a", train)],
+        "train": [source(tmp_path, "a", [("What is 1 + 1?", 2)])],
         "test": [source(tmp_path, "b", [("What is 3 + 3?", 6)])],
+        role: [source(tmp_path, "c", [row])],
     }
     with pytest.raises(UserError, match=expected):
         run(context(tmp_path), roles)

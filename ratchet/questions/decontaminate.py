@@ -17,9 +17,67 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
 
 _COMMA = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _WORD = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+")
+
+
+class Rule(StrEnum):
+    """By which rule a training question gives a held-out one away."""
+
+    IDENTICAL = "identical"
+    SHARED_WORDS = "shared words"
+    SAME_DRAW = "same draw"
+
+
+@dataclass(frozen=True)
+class Text:
+    """A question as the rules see it."""
+
+    question: str
+    drawn: bool
+    """Whether it is a symbolic draw."""
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """What a training question gives away."""
+
+    rule: Rule
+    heldout: int
+    """Index of the held-out question, the first of several."""
+    shared: str
+    """The words they share; the whole normalised text but for the n-gram rule."""
+
+
+def given_away(train: Sequence[Text], heldout: Sequence[Text], words: int) -> dict[int, Overlap]:
+    """Train index → what it gives away, by the first rule that applies. With `words` = 0 only
+    identical texts count."""
+    found = {
+        index: Overlap(Rule.IDENTICAL, other, normalise(train[index].question))
+        for index, other in identical(_questions(train), _questions(heldout)).items()
+    }
+    if words == 0:
+        return found
+    for drawn in (False, True):
+        mine = [index for index, text in enumerate(train) if text.drawn is drawn]
+        for other_drawn in (False, True):
+            theirs = [index for index, text in enumerate(heldout) if text.drawn is other_drawn]
+            pair = _questions(train, mine), _questions(heldout, theirs)
+            if drawn and other_drawn:
+                rule = Rule.SAME_DRAW
+                shared = {at: (o, normalise(pair[0][at])) for at, o in same_draw(*pair).items()}
+            else:
+                rule, shared = Rule.SHARED_WORDS, overlapping(*pair, words)
+            for at, (other, text) in shared.items():
+                found.setdefault(mine[at], Overlap(rule, theirs[other], text))
+    return found
+
+
+def _questions(texts: Sequence[Text], chosen: Sequence[int] | None = None) -> list[str]:
+    return [texts[index].question for index in (range(len(texts)) if chosen is None else chosen)]
 
 
 def normalise(question: str) -> str:

@@ -97,9 +97,13 @@ def rollouts(scores: Artifact, grpo: Artifact) -> PassRates | None:
 
 
 def pass_rates_of(inputs: Mapping[str, Artifact], arms: list[str]) -> PassRates | None:
-    """Held-out samples where the run has them, else RL's rollouts."""
+    """Held-out samples where the run has them, else RL's rollouts beside the presamples, if there
+    are any."""
     first, last = (inputs[f"evaluate.{arm}"] for arm in (arms[0], arms[-1]))
-    return held_out(first, last) or rollouts(inputs["score"], inputs["grpo"])
+    found = held_out(first, last)
+    if found is None and "score" in inputs:
+        found = rollouts(inputs["score"], inputs["grpo"])
+    return found
 
 
 def histogram(rates: PassRates) -> tuple[list[str], list[float], list[float]]:

@@ -86,7 +86,7 @@ def rewards(data: Gathered) -> Chart | None:
     names = reward_names(data.grpo_metrics)
     if not names:
         return None
-    weights = data.scores["reward_weights"]
+    weights = data.reward_weights
     rows = -(-len(names) // 2)
     moved: dict[str, float] = {}
     with drawing(0.35 + 1.15 * rows, rows, 2 if len(names) > 1 else 1) as (figure, grid):

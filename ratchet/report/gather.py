@@ -13,9 +13,11 @@ from typing import Any
 
 from ratchet.config import GuardConfig
 from ratchet.drift import healthy_drift
+from ratchet.prompts import STYLE_OF
 from ratchet.report.before_after import PassRates, pass_rates_of
 from ratchet.report.ledger import Entry, ledger
 from ratchet.report.words import arm_name
+from ratchet.rewards import default_weights
 from ratchet.store.manifest import Manifest
 from ratchet.store.store import Artifact
 
@@ -36,8 +38,10 @@ class Gathered:
     flips: list[Row]
     selection: Row
     """Summary of the filter."""
-    scores: Row
-    """Summary of the scores."""
+    contaminated: list[Row]
+    """Training questions that gave a held-out one away, and were dropped."""
+    rollouts: Row | None
+    """Summary of the rollouts that stood in for presamples."""
     benchmark: list[Row]
     benchmark_words: list[str]
     """What the benchmark says of the prompt formats."""
@@ -46,6 +50,13 @@ class Gathered:
     ledger: list[Entry]
     pass_rates: PassRates | None = None
     """Before and after training; None where nothing was sampled after it."""
+
+    @property
+    def reward_weights(self) -> dict[str, float]:
+        """Weight of each reward that RL was given."""
+        config = self.manifests["grpo"].config
+        style = STYLE_OF[config["prompt"]["format"]]
+        return config["rewards"]["weights"] or default_weights(style)
 
     @property
     def warmstart_stage(self) -> str | None:
@@ -96,6 +107,7 @@ def gather(inputs: Mapping[str, Artifact], run_id: str) -> Gathered:
     """Read a run's artifacts (by node name)."""
     compare, grpo = inputs["compare"], inputs["grpo"]
     flips = compare.path("flips.jsonl").read_text(encoding="utf-8").splitlines()
+    logged = inputs.get("rollouts")
     warm, measured = inputs.get("warmstart"), inputs.get("benchmark")
     return Gathered(
         run_id=run_id,
@@ -104,11 +116,12 @@ def gather(inputs: Mapping[str, Artifact], run_id: str) -> Gathered:
         summary=compare.manifest.summary,
         flips=[json.loads(line) for line in flips],
         selection=inputs["filter"].manifest.summary,
-        scores=inputs["score"].manifest.summary,
+        contaminated=inputs["decontaminate"].table("contaminated").to_pylist(),
+        rollouts=None if logged is None else logged.manifest.summary,
         benchmark=[] if measured is None else measured.table("benchmark").to_pylist(),
         benchmark_words=[] if measured is None else measured.manifest.summary["words"],
         warmstart_metrics=[] if warm is None else warm.table("metrics").to_pylist(),
         grpo_metrics=grpo.table("metrics").to_pylist(),
-        ledger=ledger(inputs["score"], inputs["presample"], inputs["filter"], grpo),
+        ledger=ledger(inputs),
         pass_rates=pass_rates_of(inputs, compare.manifest.summary["arm_order"]),
     )

@@ -6,6 +6,7 @@ shared out by tokens: an estimate, since a stage's time isn't all sampling.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -117,15 +118,17 @@ def presample_ledger(scores: pa.Table, selection: pa.Table, device_seconds: floa
     return _entries("presampling", [part for part in parts if part[2]], device_seconds)
 
 
-def ledger(
-    scores: Artifact, presample: Artifact, selection: Artifact, grpo: Artifact
-) -> list[Entry]:
-    """Both phases, in the order in which they ran."""
-    return presample_ledger(
-        scores.table("scores", ["question_id", "num_tokens"]),
-        selection.table("selection", ["question_id", "bucket", "role"]),
-        presample.manifest.device_seconds,
-    ) + grpo_ledger(
+def ledger(inputs: Mapping[str, Artifact]) -> list[Entry]:
+    """All phases that sampled, in the order in which they ran; `inputs` by node name."""
+    grpo = inputs["grpo"]
+    before = []
+    if "presample" in inputs:
+        before = presample_ledger(
+            inputs["score"].table("scores", ["question_id", "num_tokens"]),
+            inputs["filter"].table("selection", ["question_id", "bucket", "role"]),
+            inputs["presample"].manifest.device_seconds,
+        )
+    return before + grpo_ledger(
         grpo.table(
             "rollouts",
             ["step", "question_id", "sample_index", "num_tokens", "reward", "finish_reason"],

@@ -154,15 +154,20 @@ def _band_title(data: Gathered, benchmark: str) -> str:
 def pass_rates(data: Gathered) -> Chart:
     """Histogram of pass rates before training, strict and lenient."""
     found: dict[str, Any] = data.selection["headroom"]
-    k = found["k"]
     strict, lenient = found["histogram_strict"], found["histogram_lenient"]
+    k = len(strict) - 1
+    alike = found["fewest"] == k == found["k"]
     x = range(k + 1)
     with drawing(2.9) as (figure, axes):
         axes.bar([i - 0.2 for i in x], strict, 0.38, color=BASE, label="strict")
         axes.bar([i + 0.2 for i in x], lenient, 0.38, color=RL, label="lenient")
         shown = [i for i in x if k <= 8 or i % (k // 4) == 0]
         axes.set_xticks(shown, [f"{i}/{k}" for i in shown])
-        axes.set_xlabel(f"right answers among {k} samples of a question")
+        axes.set_xlabel(
+            f"right answers among {k} samples of a question"
+            if alike
+            else "share of a question's samples that are right"
+        )
         axes.set_ylabel("questions")
         axes.legend(loc="upper right")
         quiet(axes)
@@ -176,8 +181,9 @@ def pass_rates(data: Gathered) -> Chart:
         else f"No question of {found['num_questions']:,} is always wrong"
     )
     caption = (
-        f"Questions by the share of {k} samples that are right, before training. Strict asks for "
-        "the exact format as well."
+        f"Questions by the share of {k if alike else 'their'} samples that are right, "
+        f"{'before training' if data.rollouts is None else 'as an earlier run logged them'}. "
+        "Strict asks for the exact format as well."
     )
     return Chart(title, svg, caption)
 

