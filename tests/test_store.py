@@ -163,9 +163,7 @@ def test_latest_with_a_node_is_the_newest_run_that_has_it(tmp_path: Path) -> Non
         )
     assert find_artifact(store, "latest/filter").ref == "filter/bbb1"
     assert find_artifact(store, "latest/grpo").ref == "grpo/aaa1"
-    with pytest.raises(
-        UserError, match=r"has not been made.*the newest that has one is whole/grpo"
-    ):
+    with pytest.raises(UserError, match=r"has not been made.*newest that has one is whole/grpo"):
         find_artifact(store, "part/grpo")
 
 
