@@ -24,20 +24,21 @@ from ratchet.config_training import (
     SftConfig,
     WarmstartConfig,
 )
+from ratchet.config_workers import WorkersConfig
 
 __all__ = [
     "ArmConfig",
     "AuditConfig",
     "BenchmarkConfig",
     "Control",
-    "Dtype",
     "DecontaminateConfig",
+    "Dtype",
     "EvaluateConfig",
     "FilterConfig",
     "GrpoConfig",
     "GuardConfig",
-    "LoraConfig",
     "HeadroomConfig",
+    "LoraConfig",
     "ModelConfig",
     "OpdConfig",
     "PresampleConfig",
@@ -45,8 +46,8 @@ __all__ = [
     "PromptFormat",
     "QuestionsConfig",
     "RewardsConfig",
-    "RunConfig",
     "RolloutsConfig",
+    "RunConfig",
     "SamplerConfig",
     "Section",
     "SftConfig",
@@ -54,6 +55,7 @@ __all__ = [
     "SourceKind",
     "WandbConfig",
     "WarmstartConfig",
+    "WorkersConfig",
     "check_consistency",
 ]
 
@@ -231,8 +233,6 @@ class FilterConfig(Section):
         return self
 
 
-class RewardsConfig(Section):
-    """What a completion is paid for."""
 class RolloutsConfig(Section):
     """Choose RL's questions from what an earlier RL run logged, in place of presampling."""
 
@@ -261,6 +261,8 @@ class HeadroomConfig(Section):
     """Stop when fewer of the RL groups than this are expected to be live; 0 = go on whatever."""
 
 
+class RewardsConfig(Section):
+    """What a completion is paid for."""
 
     weights: dict[str, float] = Field(default_factory=dict)
     """Reward name (or dotted path 'package.module:function') to weight; the answer style's
@@ -287,26 +289,28 @@ class RunConfig(Section):
     """The model that is made better."""
     questions: QuestionsConfig
     """The questions, by role."""
-    prompt: PromptConfig = PromptConfig()
-    """How a question is put to the model."""
     decontaminate: DecontaminateConfig = DecontaminateConfig()
     """No training question that gives a held-out one away."""
+    prompt: PromptConfig = PromptConfig()
+    """How a question is put to the model."""
     sampler: SamplerConfig = SamplerConfig()
     """The engine that generates."""
+    workers: WorkersConfig = WorkersConfig()
+    """Who does the sampling; changes no result."""
     benchmark: BenchmarkConfig = BenchmarkConfig()
     """Measure the prompt formats before anything else."""
     presample: PresampleConfig = PresampleConfig()
     """Sample every training question before training."""
-    filter: FilterConfig = FilterConfig()
-    """Which questions RL trains on."""
-    rewards: RewardsConfig = RewardsConfig()
-    """What a completion is paid for."""
     rollouts: RolloutsConfig = RolloutsConfig()
     """Choose RL's questions from what an earlier RL run logged, in place of presampling."""
-    warmstart: WarmstartConfig = WarmstartConfig()
-    """What happens before RL."""
+    filter: FilterConfig = FilterConfig()
+    """Which questions RL trains on."""
     headroom: HeadroomConfig = HeadroomConfig()
     """Go on only where there is something to gain."""
+    rewards: RewardsConfig = RewardsConfig()
+    """What a completion is paid for."""
+    warmstart: WarmstartConfig = WarmstartConfig()
+    """What happens before RL."""
     sft: SftConfig = SftConfig()
     """Supervised fine-tuning."""
     opd: OpdConfig = OpdConfig()
@@ -344,11 +348,11 @@ def check_consistency(config: RunConfig) -> None:
         raise ValueError("warmstart.method = 'opd' needs opd.teacher")
     batch = grpo.prompts_per_step * grpo.group_size // grpo.processes
     if batch % grpo.micro_batch_size:
+        each = "" if grpo.processes == 1 else f" / processes ({grpo.processes})"
         raise ValueError(
             f"grpo.micro_batch_size={grpo.micro_batch_size} must divide prompts_per_step × "
             f"group_size{each} = {batch}"
         )
-        each = "" if grpo.processes == 1 else f" / processes ({grpo.processes})"
     for name, part in (("sft", config.sft), ("opd", config.opd)):
         if part.batch_size % part.micro_batch_size:
             raise ValueError(

@@ -35,7 +35,7 @@ class Stage:
     gist: str
     """One line for people."""
     unkeyed: tuple[str, ...] = ()
-    """Sections that can stop it but not change what it makes."""
+    """Sections that can stop it or speed it up but not change what it makes."""
 
 
 STAGES: dict[str, Stage] = {
@@ -54,30 +54,32 @@ STAGES: dict[str, Stage] = {
     ),
     "benchmark": Stage(
         "tasks.benchmark",
-        ("model", "prompt", "sampler", "benchmark"),
+        ("model", "prompt", "sampler", "workers", "benchmark"),
         True,
         "measure the prompt formats on the dev questions",
+        unkeyed=("workers",),
     ),
     "presample": Stage(
         "tasks.presample",
-        ("model", "prompt", "sampler", "presample"),
+        ("model", "prompt", "sampler", "workers", "presample"),
         True,
         "sample every training question",
+        unkeyed=("workers",),
     ),
     "score": Stage(
         "tasks.score", ("prompt", "rewards"), False, "verify and reward every sampled completion"
     ),
-    "filter": Stage(
-        "tasks.filter", ("filter", "grpo"), False, "keep the questions that can teach something"
     "rollouts": Stage(
         "tasks.rollouts", ("prompt", "rollouts"), False, "read what an earlier RL run logged"
     ),
+    "filter": Stage(
+        "tasks.filter", ("filter", "grpo"), False, "keep the questions that can teach something"
     ),
-    "warmstart_sft": Stage(
-        "tasks.warmstart_sft",
     "headroom": Stage(
         "tasks.headroom", ("headroom",), False, "stop where there is too little to gain"
     ),
+    "warmstart_sft": Stage(
+        "tasks.warmstart_sft",
         ("model", "prompt", "sampler", "warmstart", "sft", "wandb"),
         True,
         "supervised fine-tuning on reference solutions",
@@ -103,9 +105,10 @@ STAGES: dict[str, Stage] = {
     ),
     "evaluate": Stage(
         "tasks.evaluate",
-        ("model", "prompt", "sampler", "evaluate"),
+        ("model", "prompt", "sampler", "workers", "evaluate"),
         True,
         "answer and verify the held-out questions",
+        unkeyed=("workers",),
     ),
     "compare": Stage(
         "tasks.compare", ("evaluate",), False, "compare the arms question by question"
@@ -128,11 +131,11 @@ class Node:
     """Sections in which this node differs from the run."""
     after: tuple[str, ...] = ()
     """Nodes that must be there first, though it reads nothing of them: they don't enter its key."""
+    given: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Role → (stage, key) of inputs that an earlier run made."""
 
     def config(self, config: RunConfig) -> RunConfig:
         """The run's configuration as this node sees it."""
-    given: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Role → (stage, key) of inputs that an earlier run made."""
         return config.model_copy(update=dict(self.settings))
 
 
@@ -141,10 +144,10 @@ def nodes(config: RunConfig) -> list[Node]:
     found = [
         Node("model", "model", {}),
         Node("questions", "questions", {"model": "model"}),
+        Node("decontaminate", "decontaminate", {"questions": "questions"}),
     ]
     if config.questions.dev:
         found.append(Node("benchmark", "benchmark", {"model": "model", "questions": "questions"}))
-        Node("decontaminate", "decontaminate", {"questions": "questions"}),
     selection = _selection(config)
     gate = tuple(node.name for node in selection if node.stage == "headroom")
     warm = _warm_up(config, gate)
@@ -178,9 +181,6 @@ def nodes(config: RunConfig) -> list[Node]:
     return found
 
 
-def has_preflight(config: RunConfig) -> bool:
-    """Whether the weight sync is audited before RL: there is none without vLLM."""
-    return config.audit.preflight and config.sampler.engine == "vllm"
 def selects_after_warm_up(config: RunConfig) -> bool:
     """Whether the warmed-up model is sampled to select RL's questions. What an earlier run logged
     needs no sampling."""
@@ -224,6 +224,9 @@ def _warm_up(config: RunConfig, gate: tuple[str, ...]) -> list[Node]:
     return [Node("warmstart", stage, inputs, after=gate if "selection" in inputs else ())]
 
 
+def has_preflight(config: RunConfig) -> bool:
+    """Whether the weight sync is audited before RL: there is none without vLLM."""
+    return config.audit.preflight and config.sampler.engine == "vllm"
 
 
 def audited(config: RunConfig) -> GrpoConfig:

@@ -19,6 +19,7 @@ from ratchet.config import (
     PromptConfig,
     PromptFormat,
     SamplerConfig,
+    WorkersConfig,
 )
 from ratchet.errors import UserError
 from ratchet.prompts import OPENING_TAG, STYLE_OF, prefilled_tag, prompt_text
@@ -26,7 +27,8 @@ from ratchet.stats import wilson
 from ratchet.verifier import Status, Verdict, close_shared_pool, status_rates, verify_batch
 from tasks.context import StageContext, StageResult
 from tasks.models import load_tokenizer
-from tasks.shards import Sampled, SampleRequest, sample_shards
+from tasks.sampling import Sampled, sample_shards
+from tasks.shards import SampleRequest
 
 SHARD_QUESTIONS = 256
 FORMAT_GAP = 0.05
@@ -39,6 +41,7 @@ def run(
     model: ModelConfig,
     prompt: PromptConfig,
     sampler: SamplerConfig,
+    workers: WorkersConfig,
     benchmark: BenchmarkConfig,
 ) -> StageResult:
     """Answer the dev questions in each format and verify. UserError when there are none."""
@@ -48,7 +51,7 @@ def run(
         raise UserError("no dev questions are left for the benchmark: widen questions.dev")
     formats = list(dict.fromkeys(benchmark.formats or (prompt.format,)))
     requests = [SampleRequest(questions, one, 1, 1, 0.0, SHARD_QUESTIONS) for one in formats]
-    answers = sample_shards(ctx, requests, model_config=model, sampler=sampler)
+    answers = sample_shards(ctx, requests, model_config=model, sampler=sampler, workers=workers)
     prefills = prefilled_texts(ctx, model, formats, questions[0]["question"])
     found = [
         measure(one, questions, sampled, prefills[one])

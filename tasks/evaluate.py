@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ratchet.config import EvaluateConfig, ModelConfig, PromptConfig, SamplerConfig
+from ratchet.config import EvaluateConfig, ModelConfig, PromptConfig, SamplerConfig, WorkersConfig
 from ratchet.errors import UserError
 from ratchet.prompts import OPENING_TAG, STYLE_OF, prefilled_tag, prompt_text
 from ratchet.stats import wilson
@@ -28,7 +28,8 @@ from ratchet.verifier import (
 )
 from tasks.context import StageContext, StageResult
 from tasks.models import load_tokenizer
-from tasks.shards import Sampled, SampleRequest, sample_shards
+from tasks.sampling import Sampled, sample_shards
+from tasks.shards import SampleRequest
 
 GREEDY, SAMPLED = "greedy", "sampled"
 
@@ -39,6 +40,7 @@ def run(
     model: ModelConfig,
     prompt: PromptConfig,
     sampler: SamplerConfig,
+    workers: WorkersConfig,
     evaluate: EvaluateConfig,
 ) -> StageResult:
     """Answer and verify the questions of role 'test'. UserError when there are none."""
@@ -54,7 +56,7 @@ def run(
         SampleRequest(questions, prompt.format, n, n, temperature, evaluate.shard_questions)
         for n, temperature in plans.values()
     ]
-    answers = sample_shards(ctx, requests, model_config=model, sampler=sampler)
+    answers = sample_shards(ctx, requests, model_config=model, sampler=sampler, workers=workers)
     arm = ctx.node.partition(".")[2] or ctx.node
     rows: list[dict[str, Any]] = []
     for decoding, sampled in zip(plans, answers, strict=True):

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ratchet.config import ModelConfig, PresampleConfig, PromptConfig, SamplerConfig
+from ratchet.config import ModelConfig, PresampleConfig, PromptConfig, SamplerConfig, WorkersConfig
 from ratchet.errors import UserError
 from tasks.context import StageContext, StageResult
-from tasks.shards import Sampled, SampleRequest, sample_shards
+from tasks.sampling import Sampled, sample_shards
+from tasks.shards import SampleRequest
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -26,6 +27,7 @@ def run(
     model: ModelConfig,
     prompt: PromptConfig,
     sampler: SamplerConfig,
+    workers: WorkersConfig,
     presample: PresampleConfig,
 ) -> StageResult:
     """Sample the questions of role 'train'. UserError when there are none."""
@@ -41,7 +43,7 @@ def run(
         temperature=presample.temperature,
         shard_questions=presample.shard_questions,
     )
-    (sampled,) = sample_shards(ctx, [request], model_config=model, sampler=sampler)
+    (sampled,) = sample_shards(ctx, [request], model_config=model, sampler=sampler, workers=workers)
     ctx.write_table("completions", sampled.table)
     summary = {"num_questions": len(questions), "k": presample.k} | figures(sampled)
     return StageResult(

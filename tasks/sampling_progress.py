@@ -11,42 +11,62 @@ PROGRESS_SECONDS = 1.0
 
 
 class Progress:
-    """Tells the run how far sampling is: rate and time left count what is generated now only."""
+    """Tells the run how far sampling is, over all workers.
+
+    Rate and time left count what is generated now, from the moment the first engine begins.
+    """
 
     def __init__(self, ctx: StageContext, num_total: int, num_reused: int) -> None:
         self.ctx = ctx
         self.num_total = num_total
-        self.num_reused = self.num_before = num_reused
-        self.tokens_before = 0
-        self.seconds = 0.0
+        self.num_reused = num_reused
+        self.num_made = 0
+        """Completions of the shards finished since."""
+        self.tokens_made = 0
+        self.began: float | None = None
         self.told_at = 0.0
+        self.underway: dict[int, tuple[int, int]] = {}
+        """By worker, finished completions and tokens of the shard it is at."""
 
-    def watch(self) -> Callable[[int, int], None]:
-        """The callback for one call of `generate`, which starts now."""
-        started = time.monotonic()
+    def watch(self, worker: int) -> Callable[[int, int], None]:
+        """The callback for the shard that a worker draws next."""
 
         def tell(num_done: int, num_tokens: int) -> None:
-            now = time.monotonic()
-            if now - self.told_at >= PROGRESS_SECONDS:
-                self.told_at = now
-                self._tell(num_done, num_tokens, now - started)
+            self.tell(worker, num_done, num_tokens)
 
         return tell
 
-    def add(self, num_completions: int, num_tokens: int, seconds: float) -> None:
-        """A shard is finished."""
-        self.num_before += num_completions
-        self.tokens_before += num_tokens
-        self.seconds += seconds
-        self._tell(0, 0, 0.0)
+    def tell(self, worker: int, num_done: int, num_tokens: int) -> None:
+        """A worker has finished so much of the shard it is at."""
+        now = time.monotonic()
+        if self.began is None:
+            self.began = now
+        self.underway[worker] = (num_done, num_tokens)
+        if now - self.told_at >= PROGRESS_SECONDS:
+            self._tell(now)
 
-    def _tell(self, num_done: int, num_tokens: int, seconds: float) -> None:
-        done = self.num_before + num_done
-        elapsed = max(self.seconds + seconds, 1e-9)
-        rate = (self.tokens_before + num_tokens) / elapsed
-        made = done - self.num_reused
+    def finish(self, worker: int, num_completions: int, num_tokens: int) -> None:
+        """A worker is done with a shard; without tokens if another process made it."""
+        self.underway.pop(worker, None)
+        self.tokens_made += num_tokens
+        if num_tokens:
+            self.num_made += num_completions
+        else:
+            self.num_reused += num_completions
+        self._tell(time.monotonic())
+
+    def drop(self, worker: int) -> None:
+        """A worker has died: the shard it was at counts for nothing."""
+        self.underway.pop(worker, None)
+
+    def _tell(self, now: float) -> None:
+        self.told_at = now
+        elapsed = max(now - (self.began or now), 1e-9)
+        made = self.num_made + sum(done for done, _ in self.underway.values())
+        tokens = self.tokens_made + sum(tokens for _, tokens in self.underway.values())
+        done = self.num_reused + made
         left = elapsed * (self.num_total - done) / made if made else 0.0
-        note = f"{rate:,.0f} tok/s, {time_words(left)} left"
+        note = f"{tokens / elapsed:,.0f} tok/s, {time_words(left)} left"
         self.ctx.progress(done, self.num_total, "completions", note)
 
 

@@ -1,11 +1,12 @@
-"""Sample questions in shards that are artifacts of their own.
+"""What a shard of completions is, how it is named, found and made.
 
-A shard is a chunk of questions times a block of sample indices, stored under the stage name
-`samples`. Its key holds what its tokens depend on and nothing else: the model, the prompts as the
-model sees them, the block, the decoding, the engine and the seed. So a killed run goes on at the
-first missing shard, more samples per question draw only the new blocks, more questions only the
-new chunks, and two stages that want the same completions share them. Greedy shards don't depend on
-the seed. The engine is opened when the first shard is found missing.
+A shard is a chunk of questions times a block of sample indices, an artifact of its own under the
+stage name `samples`. Its key holds what its tokens depend on and nothing else: the model, the
+prompts as the model sees them, the block, the decoding, the engine and the seed. So a killed run
+goes on at the first missing shard, more samples per question draw only the new blocks, more
+questions only the new chunks, and two stages that want the same completions share them. Greedy
+shards don't depend on the seed. Who makes the shards of a stage, and where, is said in
+`tasks.sampling`, whose code is in no shard's key.
 
 Limits on memory (`gpu_memory_utilization`, the context the engine is opened with) are not in the
 key: they decide when a sequence is generated, not which.
@@ -15,24 +16,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ratchet.config import ModelConfig, PromptFormat, SamplerConfig
 from ratchet.prompts import fingerprint, prompt_ids
-from ratchet.schemas import schema, to_table, write_table
+from ratchet.schemas import to_table, write_table
 from ratchet.store.code import code_version
 from ratchet.store.keys import artifact_key, canonical_json, text_hash
 from ratchet.store.store import Artifact
 from tasks.context import StageContext
 from tasks.manifests import manifest_of
-from tasks.models import load_tokenizer
-from tasks.sampler import Sample, Sampler, open_sampler
-from tasks.sampling_progress import Progress
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from tasks.sampler import OnProgress, Sample, Sampler
 
 STAGE = "samples"
 
@@ -51,20 +46,6 @@ class SampleRequest:
     """0 is greedy decoding."""
     shard_questions: int
     """Questions in a shard, but for the last."""
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """What a request came to."""
-
-    table: pa.Table
-    """Table 'completions', by question in the order given, then by sample index."""
-    num_shards: int
-    num_reused: int
-    new_tokens: int
-    """Tokens of the shards made now."""
-    generate_seconds: float
-    """Time spent generating, without opening the engine, in the shards made now."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +86,15 @@ def plan_shards(request: SampleRequest, prompts: Sequence[tuple[int, ...]]) -> l
         for start in range(0, len(ids), request.shard_questions)
         for first in range(0, request.num_samples, request.block)
     ]
+
+
+@dataclass(frozen=True)
+class Made:
+    """What it took to make a shard; nothing where another process made it."""
+
+    seconds: float = 0.0
+    """Time that the engine spent on it."""
+    num_tokens: int = 0
 
 
 class ShardStore:
@@ -159,44 +149,54 @@ class ShardStore:
         )
 
     def find(self, key: str) -> Artifact | None:
-        """The shard if it is there and sound."""
-        return self.ctx.store.reusable(STAGE, key, self.ctx.log)
+        """The shard if it is there and sound, and truly the one of this key: a folder that was
+        put in its place (another model's, say) is not."""
+        found = self.ctx.store.reusable(STAGE, key, self.ctx.log)
+        if found is not None and found.manifest.key != key:
+            self.ctx.log(
+                f"{found.folder} holds another shard ({found.manifest.key}): it is made again"
+            )
+            return None
+        return found
+
+    def draw(
+        self, shard: Shard, engine: Sampler, on_progress: OnProgress | None = None
+    ) -> list[list[Sample]]:
+        """The shard's completions by question: one call of the engine, always the same."""
+        return engine.generate(
+            shard.prompts,
+            n=shard.num_samples,
+            temperature=shard.temperature,
+            max_tokens=self.sampler.max_completion_tokens,
+            seed=self.call_seed(shard),
+            on_progress=on_progress,
+        )
 
     def make(
-        self, shard: Shard, key: str, engine: Callable[[], Sampler], progress: Progress
-    ) -> tuple[Artifact, float]:
-        """Generate the shard, unless another process has meanwhile: (shard, seconds spent)."""
+        self, shard: Shard, key: str, engine: Callable[[], Sampler], on_progress: OnProgress
+    ) -> Made:
+        """Draw and store the shard, unless another process has meanwhile."""
         with self.ctx.store.lock(STAGE, key, self.ctx.log):
-            found = self.find(key)
-            if found is not None:
-                progress.add(shard.num_completions, 0, 0.0)
-                return found, 0.0
+            if self.find(key) is not None:
+                return Made()
             generator = engine()
+            on_progress(0, 0)
             started_at, started = time.time(), time.monotonic()
-            seed = self.call_seed(shard)
-            samples = generator.generate(
-                shard.prompts,
-                n=shard.num_samples,
-                temperature=shard.temperature,
-                max_tokens=self.sampler.max_completion_tokens,
-                seed=seed,
-                on_progress=progress.watch(),
-            )
+            samples = self.draw(shard, generator, on_progress)
             seconds = time.monotonic() - started
-            made = self._commit(shard, key, samples, seed, started_at, seconds)
-        progress.add(shard.num_completions, made.manifest.sampled_tokens, seconds)
-        return made, seconds
+            num_tokens = self._commit(shard, key, samples, started_at, seconds)
+        return Made(seconds, num_tokens)
 
     def _commit(
         self,
         shard: Shard,
         key: str,
         samples: list[list[Sample]],
-        seed: int,
         started_at: float,
         seconds: float,
-    ) -> Artifact:
-        table = to_table("completions", list(self._rows(shard, samples, seed)))
+    ) -> int:
+        """Store the shard; its tokens."""
+        table = to_table("completions", list(self._rows(shard, samples)))
         num_tokens = sum(len(sample.token_ids) for group in samples for sample in group)
         with self.ctx.store.build(STAGE, key) as build:
             write_table(build.out_dir / "completions.parquet", "completions", table)
@@ -220,12 +220,12 @@ class ShardStore:
                 sampled_tokens=num_tokens,
                 device_seconds=seconds,
             )
-            return self.ctx.store.commit(build, manifest)
+            self.ctx.store.commit(build, manifest)
+        return num_tokens
 
-    def _rows(
-        self, shard: Shard, samples: list[list[Sample]], seed: int
-    ) -> Iterator[dict[str, Any]]:
+    def _rows(self, shard: Shard, samples: list[list[Sample]]) -> Iterator[dict[str, Any]]:
         """Rows of table 'completions'."""
+        seed = self.call_seed(shard)
         for question_id, group in zip(shard.question_ids, samples, strict=True):
             for index, sample in enumerate(group, start=shard.first_sample):
                 yield {
@@ -256,98 +256,3 @@ def render(
         )
         for row in request.questions
     ]
-
-
-def in_order(parts: list[pa.Table], request: SampleRequest) -> pa.Table:
-    """One table, by question in the order of the request, then by sample index."""
-    import pyarrow as pa
-
-    if not parts:
-        return schema("completions").empty_table()
-    table = pa.concat_tables(parts)
-    place = {row["question_id"]: index for index, row in enumerate(request.questions)}
-    order = pa.array([place[name] for name in table.column("question_id").to_pylist()], pa.int64())
-    return (
-        table.append_column("order", order)
-        .sort_by([("order", "ascending"), ("sample_index", "ascending")])
-        .drop_columns(["order"])
-    )
-
-
-def sample_shards(
-    ctx: StageContext,
-    requests: Sequence[SampleRequest],
-    *,
-    model_config: ModelConfig,
-    sampler: SamplerConfig,
-) -> list[Sampled]:
-    """Completions of `ctx.inputs['model']` for each request, in order; one engine serves all.
-
-    UserError when a prompt and its completion exceed the model's context.
-    """
-    shards = ShardStore(ctx, model_config, sampler)
-    tokenizer = load_tokenizer(shards.model)
-    plans: list[list[tuple[Shard, str]]] = []
-    for request in requests:
-        prompts = render(tokenizer, request, enable_thinking=model_config.enable_thinking)
-        plans.append([(shard, shards.key_of(shard)) for shard in plan_shards(request, prompts)])
-    wanted = {key: shard for plan in plans for shard, key in plan}
-    there = {key: found for key in wanted if (found := shards.find(key)) is not None}
-    _announce(ctx, wanted, there)
-    longest = max((len(prompt) for shard in wanted.values() for prompt in shard.prompts), default=0)
-    seconds: dict[str, float] = {}
-    progress = Progress(
-        ctx,
-        sum(shard.num_completions for shard in wanted.values()),
-        sum(wanted[key].num_completions for key in there),
-    )
-    with ExitStack() as stack:
-        opened: list[Sampler] = []
-
-        def engine() -> Sampler:
-            if not opened:
-                ctx.log(f"loading the model into {sampler.engine}")
-                opened.append(
-                    stack.enter_context(
-                        open_sampler(
-                            shards.model,
-                            model_config=model_config,
-                            sampler=sampler,
-                            max_prompt_tokens=longest,
-                        )
-                    )
-                )
-            return opened[0]
-
-        made = dict(there)
-        for key, shard in wanted.items():
-            if key not in made:
-                made[key], seconds[key] = shards.make(shard, key, engine, progress)
-    return [
-        _collect(request, [key for _, key in plan], made, seconds)
-        for request, plan in zip(requests, plans, strict=True)
-    ]
-
-
-def _announce(
-    ctx: StageContext, wanted: Mapping[str, Shard], there: Mapping[str, Artifact]
-) -> None:
-    if there:
-        ctx.log(f"{len(there)} of {len(wanted)} shards exist already and are reused")
-
-
-def _collect(
-    request: SampleRequest,
-    keys: list[str],
-    made: Mapping[str, Artifact],
-    seconds: Mapping[str, float],
-) -> Sampled:
-    """The answer to one request; `seconds` has the shards that were generated now."""
-    new = [key for key in keys if seconds.get(key, 0.0) > 0]
-    return Sampled(
-        table=in_order([made[key].table("completions") for key in keys], request),
-        num_shards=len(keys),
-        num_reused=len(keys) - len(new),
-        new_tokens=sum(made[key].manifest.sampled_tokens for key in new),
-        generate_seconds=sum(seconds[key] for key in new),
-    )

@@ -131,6 +131,13 @@ def _die_with_supervisor() -> None:
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def die_with_parent(parent: int) -> None:
+    """End this process when the thread that started it does, in process `parent` (Linux)."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died meanwhile
+        os._exit(SIGNAL_EXIT + signal.SIGKILL)
+
+
 def _parents() -> dict[int, int]:
     """Parent by process id, of all living processes that may be looked at (Linux)."""
     found: dict[int, int] = {}

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from made_up import artifact, context
-from test_shards import MODEL, PROMPT, SAMPLER, rows, stage_context
+from test_shards import ALONE, MODEL, PROMPT, SAMPLER, rows, stage_context
 
 from ratchet.config import EvaluateConfig
 from ratchet.prompts import OPENING_TAG
@@ -26,7 +26,9 @@ def evaluated(tmp_path: Path, name: str, engine: str) -> tuple[StageContext, Art
     sampler = SAMPLER.model_copy(update={"engine": engine, "max_completion_tokens": 32})
     ctx = stage_context(tmp_path, name, QUESTIONS)
     ctx = replace(ctx, store=Store(tmp_path / name / "store"), node="evaluate.x")
-    result = evaluate.run(ctx, model=MODEL, prompt=PROMPT, sampler=sampler, evaluate=SETTINGS)
+    result = evaluate.run(
+        ctx, model=MODEL, prompt=PROMPT, sampler=sampler, workers=ALONE, evaluate=SETTINGS
+    )
     config = {
         section: part.model_dump(mode="json")
         for section, part in (

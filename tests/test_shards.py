@@ -23,6 +23,7 @@ from ratchet.config import (
     PromptConfig,
     PromptFormat,
     SamplerConfig,
+    WorkersConfig,
 )
 from ratchet.errors import UserError
 from ratchet.model_check import SEEDLING, packaged_model_dir
@@ -32,11 +33,13 @@ from ratchet.verifier import Status, verify
 from tasks import benchmark, evaluate, presample
 from tasks.context import StageContext, StageResult
 from tasks.sampler import transformers_engine
+from tasks.sampling import sample_shards
 from tasks.sampling_progress import time_words
-from tasks.shards import SampleRequest, Shard, ShardStore, plan_shards, sample_shards
+from tasks.shards import SampleRequest, Shard, ShardStore, plan_shards
 
 MODEL = ModelConfig(path=SEEDLING)
 SAMPLER = SamplerConfig(engine="transformers", max_completion_tokens=48, max_num_seqs=64)
+ALONE = WorkersConfig()
 PROMPT = PromptConfig(format=PromptFormat.TAGS_SHORT)
 
 
@@ -172,7 +175,7 @@ def test_durations_in_words() -> None:
 def test_a_larger_k_draws_only_the_missing_block(tmp_path: Path) -> None:
     questions = rows(5)
     config = PresampleConfig(k=4, k_block=4, shard_questions=3)
-    run = {"model": MODEL, "prompt": PROMPT, "sampler": SAMPLER}
+    run = {"model": MODEL, "prompt": PROMPT, "sampler": SAMPLER, "workers": ALONE}
     first_ctx = stage_context(tmp_path, "first", questions)
     first = presample.run(first_ctx, presample=config, **run)
     assert (first.summary["num_shards"], first.summary["num_shards_reused"]) == (2, 0)
@@ -198,7 +201,11 @@ def test_no_engine_is_opened_when_everything_is_there(
     questions = rows(3)
     wanted = [request(questions), request(questions, temperature=0.0, num_samples=1, block=1)]
     made = sample_shards(
-        stage_context(tmp_path, "a", questions), wanted, model_config=MODEL, sampler=SAMPLER
+        stage_context(tmp_path, "a", questions),
+        wanted,
+        model_config=MODEL,
+        sampler=SAMPLER,
+        workers=ALONE,
     )
 
     def refuse(*args: object) -> None:
@@ -206,7 +213,11 @@ def test_no_engine_is_opened_when_everything_is_there(
 
     monkeypatch.setattr(transformers_engine, "load_sampler", refuse)
     again = sample_shards(
-        stage_context(tmp_path, "b", questions), wanted, model_config=MODEL, sampler=SAMPLER
+        stage_context(tmp_path, "b", questions),
+        wanted,
+        model_config=MODEL,
+        sampler=SAMPLER,
+        workers=ALONE,
     )
     assert [found.table for found in again] == [found.table for found in made]
     assert [found.num_reused for found in again] == [2, 1]
@@ -218,11 +229,11 @@ def test_a_damaged_shard_is_made_again_and_comes_out_the_same(tmp_path: Path) ->
     questions = rows(3)
     wanted = [request(questions)]
     ctx = stage_context(tmp_path, "a", questions)
-    (made,) = sample_shards(ctx, wanted, model_config=MODEL, sampler=SAMPLER)
+    (made,) = sample_shards(ctx, wanted, model_config=MODEL, sampler=SAMPLER, workers=ALONE)
     shard = next(found for found in ctx.store.artifacts() if found.manifest.stage == "samples")
     (shard.folder / "completions.parquet").write_bytes(b"rubbish")
     again_ctx = stage_context(tmp_path, "b", questions)
-    (again,) = sample_shards(again_ctx, wanted, model_config=MODEL, sampler=SAMPLER)
+    (again,) = sample_shards(again_ctx, wanted, model_config=MODEL, sampler=SAMPLER, workers=ALONE)
     assert again.num_reused == 1
     assert again.table == made.table
 
@@ -231,10 +242,11 @@ KILLED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
-from test_shards import MODEL, SAMPLER, request, rows, sample_shards, stage_context
+from test_shards import ALONE, MODEL, SAMPLER, request, rows, sample_shards, stage_context
 questions = rows(8)
 ctx = stage_context(Path(sys.argv[1]), "killed", questions)
-sample_shards(ctx, [request(questions, shard_questions=1)], model_config=MODEL, sampler=SAMPLER)
+wanted = [request(questions, shard_questions=1)]
+sample_shards(ctx, wanted, model_config=MODEL, sampler=SAMPLER, workers=ALONE)
 """
 
 
@@ -257,13 +269,21 @@ def test_a_killed_run_goes_on_at_the_first_missing_shard(tmp_path: Path) -> None
     questions = rows(8)
     wanted = [request(questions, shard_questions=1)]
     (resumed,) = sample_shards(
-        stage_context(tmp_path, "resumed", questions), wanted, model_config=MODEL, sampler=SAMPLER
+        stage_context(tmp_path, "resumed", questions),
+        wanted,
+        model_config=MODEL,
+        sampler=SAMPLER,
+        workers=ALONE,
     )
     assert resumed.num_reused == complete
     fresh = tmp_path / "fresh"
     fresh.mkdir()
     (straight,) = sample_shards(
-        stage_context(fresh, "straight", questions), wanted, model_config=MODEL, sampler=SAMPLER
+        stage_context(fresh, "straight", questions),
+        wanted,
+        model_config=MODEL,
+        sampler=SAMPLER,
+        workers=ALONE,
     )
     assert straight.num_reused == 0
     assert resumed.table == straight.table
@@ -275,7 +295,9 @@ def test_shards_say_what_they_are(tmp_path: Path) -> None:
     ctx = stage_context(tmp_path, "a", questions, seed=5)
     events: list[dict[str, Any]] = []
     ctx = replace(ctx, emit=events.append)
-    (found,) = sample_shards(ctx, [request(questions)], model_config=MODEL, sampler=SAMPLER)
+    (found,) = sample_shards(
+        ctx, [request(questions)], model_config=MODEL, sampler=SAMPLER, workers=ALONE
+    )
     manifests = [made.manifest for made in ctx.store.artifacts()]
     assert [manifest.stage for manifest in manifests] == ["samples", "samples"]
     for manifest in manifests:
@@ -297,6 +319,7 @@ def run_evaluate(ctx: StageContext, samples: int) -> StageResult:
         model=MODEL,
         prompt=PROMPT,
         sampler=SAMPLER,
+        workers=ALONE,
         evaluate=EvaluateConfig(samples=samples),
     )
 
@@ -340,6 +363,7 @@ def test_benchmark_measures_each_format_on_the_dev_questions(tmp_path: Path) -> 
         model=MODEL,
         prompt=PROMPT,
         sampler=SAMPLER,
+        workers=ALONE,
         benchmark=BenchmarkConfig(formats=formats, limit=10),
     )
     found = artifact(ctx.out_dir, "benchmark", {}).table("benchmark").to_pylist()
@@ -359,7 +383,14 @@ def test_a_role_without_questions_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"widen questions\.test"):
         run_evaluate(ctx, samples=0)
     with pytest.raises(UserError, match=r"widen questions\.train"):
-        presample.run(ctx, model=MODEL, prompt=PROMPT, sampler=SAMPLER, presample=PresampleConfig())
+        presample.run(
+            ctx,
+            model=MODEL,
+            prompt=PROMPT,
+            sampler=SAMPLER,
+            workers=ALONE,
+            presample=PresampleConfig(),
+        )
 
 
 @pytest.mark.slow
@@ -367,4 +398,4 @@ def test_a_prompt_beyond_the_context_is_refused_before_the_model_loads(tmp_path:
     long = [question("q", question="What is 2 + 2? " * 60)]
     ctx = stage_context(tmp_path, "a", long)
     with pytest.raises(UserError, match=r"longest prompt and .* need \d+ tokens, the context"):
-        sample_shards(ctx, [request(long)], model_config=MODEL, sampler=SAMPLER)
+        sample_shards(ctx, [request(long)], model_config=MODEL, sampler=SAMPLER, workers=ALONE)

@@ -22,6 +22,7 @@ BY_VALUE = (
     "ratchet.config_evaluate",
     "ratchet.config_load",
     "ratchet.config_training",
+    "ratchet.config_workers",
     "ratchet.dag",
     "ratchet.errors",
     "ratchet.plan",
