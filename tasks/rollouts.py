@@ -135,8 +135,8 @@ def _policies(steps: dict[str, int] | None) -> str:
     part = "" if steps["used"] == steps["logged"] else f" of {steps['logged']:,}"
     return (
         f"They come from {steps['used']:,}{part} logged steps ({steps['first']} to "
-        f"{steps['last']}), a policy each: pass rates are averages over that training, not those "
-        "of one model (rollouts.first_steps / last_steps narrow it down)"
+        f"{steps['last']}) and up to as many policies: pass rates are averages over that "
+        "training, not those of one model (rollouts.first_steps / last_steps narrow it down)"
     )
 
 

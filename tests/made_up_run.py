@@ -19,9 +19,11 @@ from ratchet.config import (
     PromptConfig,
     PromptFormat,
     RewardsConfig,
+    RolloutsConfig,
 )
 from ratchet.store.store import Artifact
 from tasks import compare, filter, score
+from tasks import rollouts as rollouts_stage
 from tasks.context import StageContext
 
 PROMPT = PromptConfig(format=PromptFormat.TAGS)
@@ -214,6 +216,36 @@ def _finished(ctx: StageContext, node: str, result: Any, **fields: Any) -> Artif
     return artifact(ctx.out_dir, node, {}, summary=result.summary, **fields)
 
 
+def _presampled(
+    root: Path, nodes: dict[str, Artifact], draw: random.Random, train: Rows
+) -> dict[str, Artifact]:
+    """What sampling before training and scoring left."""
+    sampled = completions(draw, train, 8, 0.75, 0.6)
+    presample = artifact(
+        root / "presample",
+        "presample",
+        {"completions": sampled},
+        sampled_tokens=sum(row["num_tokens"] for row in sampled),
+        device_seconds=20.0,
+        duration_seconds=24.0,
+        config=SETTINGS,
+    )
+    (root / "score").mkdir()
+    ctx = context(root / "score", {"completions": presample, "questions": nodes["decontaminate"]})
+    scored = score.run(ctx, prompt=PROMPT, rewards=RewardsConfig())
+    return {"presample": presample, "score": _finished(ctx, "score", scored)}
+
+
+def _logged(root: Path, nodes: dict[str, Artifact], rows: Rows) -> dict[str, Artifact]:
+    """What reading the rollouts of an earlier run left."""
+    earlier = artifact(root / "earlier", "grpo", {"rollouts": rows})
+    (root / "rollouts").mkdir()
+    inputs = {"questions": nodes["decontaminate"], "rollouts": earlier}
+    ctx = context(root / "rollouts", inputs)
+    found = rollouts_stage.run(ctx, prompt=PROMPT, rollouts=RolloutsConfig(path=earlier.ref))
+    return {"rollouts": _finished(ctx, "rollouts", found)}
+
+
 def make_run(
     root: Path,
     *,
@@ -223,9 +255,11 @@ def make_run(
     rl: float = 1.25,
     samples: int = 0,
     control: bool = False,
+    logged: bool = False,
 ) -> dict[str, Artifact]:
     """A run's artifacts by node name; `rl` is the skill after RL (0.75 before), `samples` are
-    drawn of each test question, `control` adds the arm of a format reward."""
+    drawn of each test question, `control` adds the arm of a format reward, `logged` selects from
+    the rollouts of an earlier run in place of presamples."""
     draw = random.Random(5)
     train = questions(draw, "train", "symbolic", size)
     test = questions(draw, "test", "symbolic", size)
@@ -275,23 +309,14 @@ def make_run(
             },
         )
 
-    sampled = completions(draw, train, 8, 0.75, 0.6)
-    nodes["presample"] = artifact(
-        root / "presample",
-        "presample",
-        {"completions": sampled},
-        sampled_tokens=sum(row["num_tokens"] for row in sampled),
-        device_seconds=20.0,
-        duration_seconds=24.0,
-        config=SETTINGS,
-    )
-    (root / "score").mkdir()
-    ctx = context(
-        root / "score", {"completions": nodes["presample"], "questions": nodes["decontaminate"]}
-    )
-    nodes["score"] = _finished(ctx, "score", score.run(ctx, prompt=PROMPT, rewards=RewardsConfig()))
+    if not logged:
+        nodes |= _presampled(root, nodes, draw, train)
+    metrics, rollouts = training(draw)
+    if logged:
+        nodes |= _logged(root, nodes, rollouts)
     (root / "filter").mkdir()
-    ctx = context(root / "filter", {"scores": nodes["score"], "questions": nodes["decontaminate"]})
+    scores = nodes["rollouts" if logged else "score"]
+    ctx = context(root / "filter", {"scores": scores, "questions": nodes["decontaminate"]})
     chosen = filter.run(ctx, filter=FilterConfig(), grpo=GrpoConfig(group_size=GROUP))
     nodes["filter"] = _finished(ctx, "filter", chosen)
     if warmstart:
@@ -303,7 +328,6 @@ def make_run(
             device_seconds=9.0,
             duration_seconds=12.0,
         )
-    metrics, rollouts = training(draw)
     nodes["grpo"] = artifact(
         root / "grpo",
         "grpo",

@@ -49,6 +49,7 @@ def test_every_preset_loads_and_says_what_it_is_for(name: str) -> None:
         ("presample.k=6", "k=6 must be a multiple of k_block=4"),
         ("filter.keep_above=1", "keep_above=1.0 must be smaller than keep_below=1.0"),
         ("grpo.group_size=1", "greater than or equal to 2"),
+        ("grpo.top_p=0.9", "'grpo.top_p' is not to be set: RL samples from the policy itself"),
         ("grpo.micro_batch_size=7", "must divide prompts_per_step × group_size = 64"),
         ("sft.micro_batch_size=5", "sft.micro_batch_size=5 must divide sft.batch_size=16"),
         ("questions.test=[]", "at least 1 item"),
@@ -133,8 +134,8 @@ def test_the_dag_follows_the_warm_start() -> None:
         return [node.name for node in nodes(minimal(*assignments))]
 
     assert names("warmstart.method=none") == [
-        "model", "questions", "decontaminate", "presample", "score", "filter", "grpo", "evaluate.baseline",
-        "evaluate.rl", "compare", "report",
+        "model", "questions", "decontaminate", "presample", "score", "filter", "grpo",
+        "evaluate.baseline", "evaluate.rl", "compare", "report",
     ]  # fmt: skip
     dropped = minimal()
     assert only(dropped, "warmstart").inputs["selection"] == "filter"

@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from made_up import Rows, artifact, context, question
 
-from ratchet.config import SourceConfig
+from ratchet.config import DecontaminateConfig, QuestionsConfig, SourceConfig
+from ratchet.errors import UserError
 from ratchet.questions.decontaminate import (
+    Text,
+    given_away,
     identical,
     normalise,
     overlapping,
@@ -15,6 +19,8 @@ from ratchet.questions.decontaminate import (
     words_of,
 )
 from ratchet.questions.load import load_source
+from ratchet.schemas import read_table
+from tasks import decontaminate as stage
 
 
 def test_words() -> None:
@@ -64,19 +70,100 @@ def test_same_draw_ignores_names_only() -> None:
     assert same_draw(train, heldout) == {0: 0}
 
 
+def test_the_first_rule_that_applies_is_named() -> None:
+    shared = "a b c d e"
+    train = [Text(t, False) for t in (f"x {shared}", "What IS x + 1?", "a b c d only")]
+    heldout = [Text(t, False) for t in (f"{shared} z", "what is x + 1?", f"w {shared} z")]
+    found = given_away(train, heldout, 5)
+    assert {at: (o.rule, o.heldout, o.shared) for at, o in found.items()} == {
+        0: ("shared words", 0, shared),
+        1: ("identical", 1, "what is x + 1?"),
+    }
+    assert list(given_away(train, heldout, 0)) == [1]
+
+
+def test_symbolic_pairs_are_compared_by_numbers() -> None:
+    frame = "{} has 5 pens and gives 2 of them away. How many pens are left then?"
+    same, other = frame.format("Ann"), frame.format("Ann").replace("5", "9")
+    train = [Text(same, True), Text(other, True)]
+    found = given_away(train, [Text(frame.format("Bob"), True)], 5)
+    assert {at: o.rule for at, o in found.items()} == {0: "same draw"}
+    # against a question from elsewhere, a shared run counts for symbolic questions too
+    found = given_away(train, [Text(frame.format("Bob"), False)], 5)
+    assert {at: o.rule for at, o in found.items()} == {0: "shared words", 1: "shared words"}
+
+
+CONFIG = QuestionsConfig.model_validate(
+    {"train": [{"kind": "symbolic", "name": "drawn"}], "test": [{"kind": "file", "path": "t"}]}
+)
+SUMMARY = {"questions": dict.fromkeys(("train", "warmup", "dev", "test"), 0)}
+SUMMARY |= {"prompt_prefills_opening_tag": False}
+
+
+def decontaminated(folder: Path, rows: Rows, words: int) -> tuple[Rows, Rows, str]:
+    """(questions that stay, those listed, the page)."""
+    folder.mkdir(exist_ok=True)
+    asked = artifact(folder / "q", "questions", {"questions": rows}, summary=SUMMARY)
+    ctx = context(folder, {"questions": asked})
+    done = stage.run(ctx, questions=CONFIG, decontaminate=DecontaminateConfig(words=words))
+    kept, listed = (
+        read_table(ctx.out_dir / f"{name}.parquet", name).to_pylist()
+        for name in ("questions", "contaminated")
+    )
+    assert done.summary["num_dropped"] == len(listed)
+    return kept, listed, done.markdown
+
+
+def test_the_stage_drops_and_lists_training_questions_only(tmp_path: Path) -> None:
+    rows = [
+        question("t1", question="x a b c d e", source="one"),
+        question("t2", question="fine | as it is", source="one"),
+        question("w1", question="A b  c d e z", role="warmup", source="warm"),
+        question("d1", question="a b c d e z", role="dev", source="dev"),
+        question("w2", question="a b c d only", role="warmup", source="warm"),
+    ]
+    kept, listed, page = decontaminated(tmp_path / "five", rows, 5)
+    assert kept == [rows[1], rows[3], rows[4]]
+    assert [(row["question_id"], row["rule"], row["shared"]) for row in listed] == [
+        ("t1", "shared words", "a b c d e"),
+        ("w1", "identical", "a b c d e z"),
+    ]
+    assert listed[0]["heldout_id"] == "d1" and listed[0]["heldout_question"] == "a b c d e z"
+    assert "2 of 4 training questions give a held-out one away" in page
+    assert "| one | dev | shared words | 1 |" in page
+    with pytest.raises(
+        UserError, match=r"questions\.warmup: .* \(identical 1\).*decontaminate\.words"
+    ):
+        decontaminated(tmp_path / "off", rows[:4], 0)
+    kept, listed, page = decontaminated(tmp_path / "none", rows[1:2] + rows[3:4], 5)
+    assert len(kept) == 2 and listed == [] and page.startswith("**No training question of 1 gives")
+
+
 @pytest.mark.needs_shared
-def test_gsm8k_shares_four_questions_at_thirteen_words(shared: Path) -> None:
+def test_what_gsm8k_truly_shares_with_its_own_test(shared: Path, tmp_path: Path) -> None:
+    """No question is in both splits. Four pairs share 13 words, in the same wording about other
+    numbers or another story."""
     config = SourceConfig.model_validate({"kind": "gsm8k", "path": str(shared / "data/gsm8k")})
-    train = [question.question for question in load_source(config, "train")]
-    test = [question.question for question in load_source(config, "test")]
-    found = overlapping(train, test, 13)
-    assert identical(train, test) == {}
-    assert sorted(run for _, run in found.values()) == [
+    rows = [
+        question(item.question_id, question=item.question, role=role, source="gsm8k")
+        for role in ("train", "test")
+        for item in load_source(config, role)
+    ]
+    kept, listed, _ = decontaminated(tmp_path, rows, 13)
+    assert len(kept) == 7473 + 1319 - 4
+    assert {row["rule"] for row in listed} == {"shared words"}
+    assert sorted(row["shared"] for row in listed) == [
         "bought stamps at the post office some of the stamps had a snowflake",
         "miles in 3 hours at the same rate how many additional hours would",
         "miles in 3 hours at the same rate how many additional hours would",
         "the first movie is 1 hour and 30 minutes long while the second",
     ]
+    numbers = [
+        ([word for word in words_of(row[name]) if word[0].isdigit()])
+        for row in listed
+        for name in ("question", "heldout_question")
+    ]
+    assert all(a != b for a, b in zip(numbers[::2], numbers[1::2], strict=True))
 
 
 def test_symbolic_training_set_survives() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -9,10 +10,11 @@ from typing import Any
 import pytest
 from made_up import artifact, context, question
 
-from ratchet.config import FilterConfig, GrpoConfig
+from ratchet.config import FilterConfig, GrpoConfig, HeadroomConfig
 from ratchet.errors import UserError
 from ratchet.schemas import read_table
 from tasks import filter as stage
+from tasks import headroom as gate
 
 
 def scores(right: dict[str, str]) -> list[dict[str, Any]]:
@@ -103,6 +105,23 @@ def test_easy_share_is_seeded_and_counted(tmp_path: Path) -> None:
     assert chosen[0] == chosen[1] != chosen[2]
 
 
+def test_a_share_of_the_live_questions_is_held_back_for_the_warm_start(tmp_path: Path) -> None:
+    right = {f"live{index}": "+---" for index in range(10)} | {"never": "----"}
+    rows = [question(name, reference_solution=None) for name in right]
+    held_back = []
+    for name, seed in [("a", 1), ("b", 1), ("c", 2)]:
+        (tmp_path / name).mkdir()
+        table, summary = run(tmp_path / name, right, FilterConfig(warmup_share=0.3), rows, seed)
+        # of use without a reference solution, because some samples are right
+        assert summary["roles"] == {"rl": 7, "warmup": 3, "dropped": 1}
+        chosen = [row for row in table if row["role"] == "warmup"]
+        assert {row["why"] for row in chosen} == {
+            "1 of 4 leniently right: held back for the warm-start"
+        }
+        held_back.append({row["question_id"] for row in chosen})
+    assert held_back[0] == held_back[1] != held_back[2]
+
+
 def test_an_empty_rl_set_says_why_and_what_to_do(tmp_path: Path) -> None:
     right = {"a": "----", "b": "----", "c": "++++"}
     with pytest.raises(UserError) as caught:
@@ -118,6 +137,27 @@ def test_an_empty_rl_set_says_why_and_what_to_do(tmp_path: Path) -> None:
 def test_bounds_that_leave_nothing_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"widen filter\.keep_above .* \(2 questions are live\)"):
         run(tmp_path, RIGHT, FilterConfig(keep_above=0.8, keep_below=0.9))
+
+
+def test_too_few_live_groups_stop_the_run(tmp_path: Path) -> None:
+    _, summary = run(tmp_path, RIGHT, FilterConfig())
+    chosen = artifact(tmp_path / "out", "filter", {}, summary=summary)
+
+    def passes(level: float) -> dict[str, Any]:
+        folder = tmp_path / f"{level}"
+        folder.mkdir()
+        ctx = context(folder, {"selection": chosen})
+        found = gate.run(ctx, headroom=HeadroomConfig(min_live_share=level)).summary
+        assert json.loads((ctx.out_dir / "headroom.json").read_text()) == found
+        return found
+
+    share = summary["rl_live_share"]
+    assert 0.5 < share < 0.95 and "refused" not in passes(share)
+    refused = passes(0.95)["refused"]
+    assert "of the RL groups of 4 are expected to be live, below headroom.min_live_share=0.95" in (
+        refused
+    )
+    assert f"recommendation: {summary['recommendation']['action']} (" in refused
 
 
 def test_one_sample_is_refused(tmp_path: Path) -> None:

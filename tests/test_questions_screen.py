@@ -23,7 +23,7 @@ def test_duplicates_stay_where_they_count_most() -> None:
         item("warmup", "alone"),
     ]
     kept, dropped = drop_duplicates(items)
-    # "everywhere" stays once on each side: whether it gives the test away is another stage's question
+    # "everywhere" stays once on each side: what gives the test away is another stage's question
     assert kept == [items[1], items[2], items[4], items[6]]
     assert [entry.item for entry in dropped] == [items[0], items[3], items[5]]
     assert all(entry.reason is Reason.DUPLICATE for entry in dropped)

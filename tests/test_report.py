@@ -376,6 +376,29 @@ def test_the_grpo_ledger_counts_every_token_once() -> None:
     assert entries["trained on"].share == pytest.approx(115 / 200)
 
 
+def test_a_run_that_selected_from_rollouts(tmp_path: Path) -> None:
+    nodes = make_run(tmp_path, logged=True, benchmark=False, size=24)
+    data = gather(nodes, "run-1")
+    assert {entry.phase for entry in data.ledger} == {"GRPO rollouts"}  # nothing was sampled before
+    page = Page(render(data))
+    text = " ".join(" ".join(page.text).split())
+    # 8 questions in groups of 8 over 40 steps, out of 24
+    assert "2,560 completions of 8 of 24 training questions, logged by an earlier run" in text
+    assert "judged by the verdicts that were recorded" in text
+    assert "They come from 40 logged steps (1 to 40) and up to as many policies" in text
+    assert page.row("pass@320")
+    assert "as an earlier run logged them" in text
+
+
+def test_dropped_training_questions_are_listed(nodes: dict[str, Artifact]) -> None:
+    html = render(gather(nodes, "run-1"))
+    page = Page(html)
+    assert "1 training question gave a held-out one away" in " ".join(" ".join(page.text).split())
+    row = page.row(f"What is {' '.join(HOSTILE.split())}? symbolic")
+    assert row[2].startswith("marbles and finds 2 more shared words")
+    assert HOSTILE not in html
+
+
 def test_the_presample_ledger_follows_the_selection() -> None:
     scores = pa.table({"question_id": ["a", "b", "c", "a", "d"], "num_tokens": [1, 2, 4, 8, 16]})
     selection = pa.table(
