@@ -223,6 +223,8 @@ class FilterConfig(Section):
     """Questions at or above this pass rate are dropped."""
     easy_share: float = Field(default=0.0, ge=0, le=1)
     """Share of the always-right questions kept for RL all the same."""
+    warmup_share: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the questions between the bounds that is held back from RL for the warm-start."""
 
     @model_validator(mode="after")
     def _ordered(self) -> FilterConfig:
@@ -341,6 +343,20 @@ def check_consistency(config: RunConfig) -> None:
         raise ValueError(
             "presample.after_warmstart needs warmstart.method = 'sft' or 'opd' and "
             "warmstart.data = 'source': the filter's dropped questions don't exist yet then"
+        )
+    if config.filter.warmup_share and (warm.method == "none" or warm.data != "dropped"):
+        raise ValueError(
+            "filter.warmup_share holds questions back for a warm-start: it needs "
+            "warmstart.method = 'sft' or 'opd' and warmstart.data = 'dropped'"
+        )
+    if warm.method == "sft" and config.sft.samples != "none" and warm.data != "dropped":
+        raise ValueError(
+            f"sft.samples = '{config.sft.samples}' needs warmstart.data = 'dropped': only training "
+            "questions are sampled before the warm-start"
+        )
+    if warm.method == "sft" and config.sft.samples != "none" and config.rollouts.path is not None:
+        raise ValueError(
+            f"sft.samples = '{config.sft.samples}' needs presampling: leave rollouts.path out"
         )
     if warm.method != "none" and warm.data == "source" and not config.questions.warmup:
         raise ValueError("warmstart.data = 'source' needs at least one source in questions.warmup")

@@ -220,6 +220,8 @@ def _warm_up(config: RunConfig, gate: tuple[str, ...]) -> list[Node]:
     inputs = {"model": "model", "questions": CLEAN}
     if config.warmstart.data == "dropped":
         inputs["selection"] = "filter"
+    if config.warmstart.method == "sft" and config.sft.samples != "none":
+        inputs |= {"completions": "presample", "scores": "score"}
     stage = f"warmstart_{config.warmstart.method}"
     return [Node("warmstart", stage, inputs, after=gate if "selection" in inputs else ())]
 

@@ -1,7 +1,7 @@
 """Choose the questions that RL trains on, and say why for each one.
 
-Kept: questions whose pass rate lies between the bounds of `filter`, and a seeded `easy_share` of
-the always-right ones. The others warm the model up if they have a reference solution and are
+Kept: questions whose pass rate lies between the bounds of `filter`, less a seeded `warmup_share` of
+them, and a seeded `easy_share` of the always-right ones. The others warm the model up if they have a reference solution and are
 dropped otherwise, so the two phases of training never share a question. The stage stops with the
 headroom in its message when nothing (or too little) is left to learn.
 
@@ -131,6 +131,13 @@ def select(groups: Groups, solved_q: np.ndarray, config: FilterConfig, seed: int
     chosen = np.random.default_rng(seed).permutation(right)[: round(config.easy_share * len(right))]
     easy_q = np.zeros(len(rate_q), dtype=bool)
     easy_q[chosen] = True
+    live = np.flatnonzero(keep_q)
+    held_back = np.random.default_rng([seed, 1]).permutation(live)
+    held_back = held_back[: round(config.warmup_share * len(live))]
+    keep_q[held_back] = False
+    # Their right samples can be learnt from where they have no reference solution.
+    solved_q = solved_q.copy()
+    solved_q[held_back] = True
     role_q = np.where(
         keep_q | easy_q,
         ROLES.index(Role.RL),
@@ -146,6 +153,8 @@ def _why(num_right: int, num_samples: int, role: Role, easy: bool, config: Filte
     if role is Role.RL:
         return f"{counted}: some right, some wrong"
     rate = num_right / num_samples
+    if config.keep_above < rate < config.keep_below:
+        return f"{counted}: held back for the warm-start"
     if rate in (0.0, 1.0):
         reason = "no reward variance, no gradient"
     elif rate <= config.keep_above:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from tiny_model import END, tiny_tokenizer
 from tiny_warmstart import SFT, questions, run_sft, selection, stage_context
 
 from ratchet.config import PromptFormat, SftConfig
+from ratchet.config_load import build_config
+from ratchet.dag import nodes
 from ratchet.errors import UserError
 from ratchet.prompts import prompt_ids
 from tasks.context import StageContext
@@ -183,3 +186,41 @@ def test_a_stage_learns_from_both(tmp_path: Path) -> None:
         result.markdown
     )
     assert result.summary["final_loss"] < result.summary["first_loss"]
+
+
+OPD = ["warmstart.method=opd", "opd.teacher=t"]
+MINIMAL = {"questions": {"train": [{"kind": "symbolic"}], "test": [{"kind": "symbolic"}]}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["warmstart.data=source"], "sft.samples = 'best' needs warmstart.data = 'dropped'"),
+        (["rollouts.path=x"], "sft.samples = 'best' needs presampling"),
+        (["sft.samples=none", "sft.reference_weight=0"], "leaves nothing to learn"),
+        (["warmstart.method=none", "filter.warmup_share=0.5"], "filter.warmup_share holds"),
+        (
+            ["sft.samples=none", "warmstart.data=source", "filter.warmup_share=0.5"],
+            "filter.warmup_share holds questions back",
+        ),
+    ],
+)
+def test_settings_without_samples_or_use_are_refused(settings: list[str], words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        build_config(deepcopy(MINIMAL), ["sft.samples=best", *settings])
+    assert words in str(caught.value)
+
+
+def test_the_stage_reads_samples_only_where_it_learns_from_them() -> None:
+    found = [
+        next(
+            node
+            for node in nodes(build_config(deepcopy(MINIMAL), settings))
+            if node.name == "warmstart"
+        )
+        for settings in ([], ["sft.samples=best"], ["sft.samples=best", *OPD])
+    ]
+    plain, sampled, distilled = (set(node.inputs) for node in found)
+    assert sampled - plain == {"completions", "scores"}
+    assert (found[1].inputs["completions"], found[1].inputs["scores"]) == ("presample", "score")
+    assert distilled == plain
