@@ -1,7 +1,8 @@
 """Where a completion put its answer, whatever format was asked for.
 
 A model that knows the answer and writes it in the wrong place looks like one that doesn't know it.
-The benchmark counts the places, so that the two can be told apart.
+The benchmark counts the places, so that the two can be told apart. What a model thinks before it
+answers is no answer: as for the verifier, only what follows `</think>` counts.
 """
 
 from __future__ import annotations
@@ -11,7 +12,14 @@ from collections.abc import Iterable
 from enum import StrEnum
 
 from ratchet.verifier import Style
-from ratchet.verifier.extract import SOLUTION_OPEN, boxes, last_marker, last_number
+from ratchet.verifier.extract import (
+    SOLUTION_OPEN,
+    after_reasoning,
+    boxes,
+    completion_text,
+    last_marker,
+    last_number,
+)
 
 
 class Place(StrEnum):
@@ -22,6 +30,7 @@ class Place(StrEnum):
     BOXED = "boxed"
     NUMBER = "number"  # a number in running text
     NONE = "none"
+    THOUGHT = "thought"  # the thought before the answer never ended
 
 
 PLACE_OF: dict[Style, Place] = {
@@ -36,11 +45,24 @@ WORDS: dict[Place, str] = {
     Place.BOXED: "in \\boxed{}",
     Place.NUMBER: "as a bare number",
     Place.NONE: "nowhere",
+    Place.THOUGHT: "nowhere, in a thought that never ended",
+}
+SHORT: dict[Place, str] = {
+    Place.TAGS: "tags",
+    Place.HASH: "####",
+    Place.BOXED: "boxed",
+    Place.NUMBER: "bare",
+    Place.NONE: "nowhere",
+    Place.THOUGHT: "unended thought",
 }
 
 
 def places(text: str) -> set[Place]:
     """Every place in which `text` has an answer; a bare number counts only without the others."""
+    answer = after_reasoning(completion_text(text))
+    if answer is None:
+        return {Place.THOUGHT}
+    text = answer
     found = set()
     if SOLUTION_OPEN in text:
         found.add(Place.TAGS)

@@ -13,6 +13,7 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from ratchet.bands import BANDING
 from ratchet.comparison import Answers, Arm
 from ratchet.errors import UserError
 from ratchet.flips import DECODING
@@ -166,7 +167,8 @@ def read_arm(name: str, artifact: Artifact, question_ids: pa.Array) -> tuple[Arm
     table = artifact.table("eval")
     texts: list[Row] = []
     answers = {}
-    for decoding in sorted(pc.unique(table.column("decoding")).to_pylist()):
+    decodings = set(pc.unique(table.column("decoding")).to_pylist()) - {BANDING}
+    for decoding in sorted(decodings):
         rows = table.filter(pc.equal(table.column("decoding"), decoding))
         rows = _grid(name, decoding, rows, question_ids)
         answers[decoding] = _answers(rows, len(question_ids))

@@ -18,6 +18,7 @@ import typer
 
 from ratchet import (
     cli_audit,
+    cli_benchmark,
     cli_browse,
     cli_compare,
     cli_export,
@@ -123,6 +124,29 @@ def stage(
     record = cli_plan.prepare_stage(request, stage_name, force, downstream, _command())
     cli_browse.tell_base(store, record)
     _start_flow(store, record.run_id, here)
+
+
+@app.command()
+def benchmark(
+    preset: PresetOption = None,
+    from_run: FromOption = None,
+    assignments: SetOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure again even if it was done.")
+    ] = False,
+    data: DataOption = None,
+    store: StoreOption = cli_browse.DEFAULT_STORE,
+) -> None:
+    """Measure prompt formats, thinking and decoding of a model; trains nothing.
+
+    Set benchmark.formats, .thinking, .decoding, .role, .source and .limit, and model.path for
+    another model.
+    """
+    request = cli_plan.Request(preset, from_run, assignments or [], None, data, store)
+    record = cli_benchmark.prepare_benchmark(request, force=force, command=_command())
+    code = _run_module("flows.run", "--store", str(store.absolute()), "--run", record.run_id)
+    cli_benchmark.show_benchmark(store, record)
+    raise typer.Exit(code)
 
 
 @app.command()

@@ -200,7 +200,7 @@ def _show_artifact(artifact: Artifact, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column()
-    for row in _figures(manifest.summary):
+    for row in _figures(_unsaid(manifest.summary, manifest.markdown)):
         table.add_row(*row)
     console.print(table, highlight=False)
     for name, file in manifest.files.items():
@@ -209,6 +209,15 @@ def _show_artifact(artifact: Artifact, as_json: bool) -> None:
         console.print(
             f"{_shorter(artifact.folder / name)}  {file.num_bytes:,} bytes{note}", highlight=False
         )
+
+
+def _unsaid(summary: dict[str, Any], markdown: str) -> dict[str, Any]:
+    """The figures without sentences that the text holds already."""
+    return {
+        name: value
+        for name, value in summary.items()
+        if not (isinstance(value, list) and value and all(str(line) in markdown for line in value))
+    }
 
 
 def _figures(summary: dict[str, Any], indent: str = "") -> Iterator[tuple[str, str]]:

@@ -183,12 +183,20 @@ class SamplerConfig(Section):
 
 
 class BenchmarkConfig(Section):
-    """Measure the prompt formats before anything else."""
+    """Measure prompt formats, thinking and decoding before anything else."""
 
     formats: tuple[PromptFormat, ...] = ()
     """Formats compared; only the run's own when empty."""
+    thinking: tuple[bool, ...] = ()
+    """Each with thinking off (false) and on (true); as `model.enable_thinking` when empty."""
+    decoding: tuple[Literal["greedy", "model"], ...] = Field(default=("greedy",), min_length=1)
+    """'greedy', and 'model': one sample a question with the sampling settings it comes with."""
+    role: Literal["dev", "test", "train"] = "dev"
+    """Questions of this role; a prompt for the run is to be chosen on dev questions only."""
+    source: str | None = Field(default=None, min_length=1)
+    """Only questions of the source of this name; all of the role's when left out."""
     limit: int = Field(default=200, ge=1)
-    """Questions of the dev set used."""
+    """Questions used."""
 
 
 class PresampleConfig(Section):
@@ -300,7 +308,7 @@ class RunConfig(Section):
     workers: WorkersConfig = WorkersConfig()
     """Who does the sampling; changes no result."""
     benchmark: BenchmarkConfig = BenchmarkConfig()
-    """Measure the prompt formats before anything else."""
+    """Measure prompt formats, thinking and decoding before anything else."""
     presample: PresampleConfig = PresampleConfig()
     """Sample every training question before training."""
     rollouts: RolloutsConfig = RolloutsConfig()

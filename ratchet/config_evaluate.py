@@ -37,6 +37,9 @@ class EvaluateConfig(Section):
     """Completions per question at `temperature`, beside the greedy one; 0 = greedy only."""
     temperature: float = Field(default=1.0, gt=0)
     """Temperature of the sampled completions."""
+    band_samples: int = Field(default=0, ge=0)
+    """Further completions per question of the starting model that make difficulty bands by its
+    pass rate; 0 = the bands of the sources."""
     shard_questions: int = Field(default=256, ge=1)
     """Questions per shard."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)

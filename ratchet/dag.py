@@ -56,7 +56,7 @@ STAGES: dict[str, Stage] = {
         "tasks.benchmark",
         ("model", "prompt", "sampler", "workers", "benchmark"),
         True,
-        "measure the prompt formats on the dev questions",
+        "measure prompt formats, thinking and decoding",
         unkeyed=("workers",),
     ),
     "presample": Stage(
@@ -146,7 +146,7 @@ def nodes(config: RunConfig) -> list[Node]:
         Node("questions", "questions", {"model": "model"}),
         Node("decontaminate", "decontaminate", {"questions": "questions"}),
     ]
-    if config.questions.dev:
+    if getattr(config.questions, config.benchmark.role):
         found.append(Node("benchmark", "benchmark", {"model": "model", "questions": "questions"}))
     selection = _selection(config)
     gate = tuple(node.name for node in selection if node.stage == "headroom")
@@ -171,7 +171,10 @@ def nodes(config: RunConfig) -> list[Node]:
     arms |= {arm: node.name for arm, node in others.items()}
     for arm, model in arms.items():
         inputs = {"model": model, "questions": "questions"}
-        settings: dict[str, Section] = {"evaluate": config.evaluate.alone}
+        evaluate = config.evaluate.alone
+        if arm != "baseline":
+            evaluate = evaluate.model_copy(update={"band_samples": 0})
+        settings: dict[str, Section] = {"evaluate": evaluate}
         if arm in others and "model" in others[arm].settings:
             settings["model"] = others[arm].settings["model"]
         found.append(Node(f"evaluate.{arm}", "evaluate", inputs, settings))

@@ -285,7 +285,8 @@ def _unreadable(case: Case) -> Symptom | None:
 def _misplaced(case: Case) -> Symptom | None:
     gap = case.level("lenient") - case.level("strict")
     places = elsewhere((row["completion"] for row in case.rollouts), case.style)
-    named = {Place(place): share for place, share in places.items() if place != Place.NONE}
+    nowhere = (Place.NONE, Place.THOUGHT)
+    named = {Place(place): share for place, share in places.items() if place not in nowhere}
     marked = sum(share for place, share in named.items() if place is not Place.NUMBER)
     if gap <= MISPLACED and marked <= MISPLACED:
         return None

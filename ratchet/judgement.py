@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ratchet.arms import check_same_answers, check_same_conditions, read_arm, read_questions
+from ratchet.bands import measured_bands
 from ratchet.comparison import (
     ALL_BANDS,
     METRICS,
@@ -166,6 +167,9 @@ def judge_arms(
     check_same_conditions(artifacts)
     rows = read_questions(questions)
     ids = pa.array([row["question_id"] for row in rows])
+    bands = measured_bands(artifacts, ids.to_pylist())
+    if bands is not None:
+        rows = [row | {"band": band} for row, band in zip(rows, bands, strict=True)]
     read = [read_arm(name, artifact, ids) for name, artifact in artifacts.items()]
     arms = [arm for arm, _ in read]
     texts = {arm.name: found for arm, found in read}

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 VERSION: dict[str, int] = {
     "questions": 1,
     "contaminated": 1,
-    "completions": 1,
+    "completions": 2,
     "scores": 1,
     "selection": 1,
     "metrics": 1,
     "rollouts": 1,
     "eval": 1,
     "comparison": 2,
-    "benchmark": 1,
+    "benchmark": 2,
     "audit": 1,
 }
 
@@ -69,6 +69,9 @@ COLUMNS: dict[str, dict[str, str]] = {
         "finish_reason": "string",  # stop | length
         "temperature": "double",
         "top_p": "double",
+        "top_k": "int64",  # 0 is off
+        "min_p": "double",
+        "repetition_penalty": "double",
         "max_tokens": "int64",
         "seed": "int64",
         "model_key": "string",
@@ -112,7 +115,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "question_id": "string",
         "benchmark": "string",
         "arm": "string",
-        "decoding": "string",  # greedy | sampled
+        "decoding": "string",  # greedy | sampled | banding
         "sample_index": "int64",
         "band": "string",
         "text": "string",
@@ -143,7 +146,13 @@ COLUMNS: dict[str, dict[str, str]] = {
     },
     "benchmark": {
         "prompt_format": "string",
-        "decoding": "string",
+        "thinking": "string",  # on | off | no switch
+        "decoding": "string",  # greedy | model
+        "temperature": "double",
+        "top_p": "double",
+        "top_k": "int64",
+        "min_p": "double",
+        "repetition_penalty": "double",
         "num_questions": "int64",
         "strict": "double",
         "strict_low": "double",

@@ -1,18 +1,25 @@
-"""Stage 'benchmark': measure the prompt formats on the dev questions, before the maths.
+"""Stage 'benchmark': measure prompt formats, thinking and decoding, before the maths.
 
-Every format puts the same questions, decodes greedily and is read by its own rules. Strict counts
-right answers in exactly the demanded format, lenient right answers wherever the format lets them
-be found: the gap is what the format costs. Where answers stood instead is counted too, because the
-cure for a model that boxes everything is another prompt, not training.
+Every setting (format × thinking × decoding) puts the same questions and is read by its format's
+rules. Strict counts right answers in exactly the demanded format, lenient right answers wherever
+the format lets them be found: the gap is what the format costs. Where answers stood instead is
+counted too, because the cure for a model that boxes everything is another prompt, not training.
+Only what follows a thought counts as the answer. What the figures say in words is decided in
+`ratchet.format_words`.
+
+Launch: `ratchet benchmark`, or as a part of a run.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
 
-from ratchet.answer_places import WORDS, Place, elsewhere
+from ratchet.answer_places import elsewhere
 from ratchet.config import (
     BenchmarkConfig,
     ModelConfig,
@@ -22,17 +29,51 @@ from ratchet.config import (
     WorkersConfig,
 )
 from ratchet.errors import UserError
-from ratchet.prompts import OPENING_TAG, STYLE_OF, prefilled_tag, prompt_text
+from ratchet.format_words import places_in_short, row_name, sentences, with_interval
+from ratchet.prompts import STYLE_OF, answer_start, prompt_text
+from ratchet.prompts.thinking import check_thinking, has_switch
 from ratchet.stats import wilson
+from ratchet.store.store import Artifact
 from ratchet.verifier import Status, Verdict, close_shared_pool, status_rates, verify_batch
 from tasks.context import StageContext, StageResult
+from tasks.decoding import GREEDY, Decoding, own_decoding
 from tasks.models import load_tokenizer
 from tasks.sampling import Sampled, sample_shards
 from tasks.shards import SampleRequest
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 SHARD_QUESTIONS = 256
-FORMAT_GAP = 0.05
-"""Share of questions lost to the format from which on it is called the problem."""
+NOTE_ON_TEST = (
+    "Measured on test questions: a prompt for a run that is compared on them is better chosen on "
+    "dev questions, or the comparison looks better than it is."
+)
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way of asking."""
+
+    prompt_format: PromptFormat
+    thinking: str
+    """'on', 'off', or 'no switch' where the chat template knows none."""
+    decoding: Decoding
+
+    def request(self, questions: Sequence[Mapping[str, Any]]) -> SampleRequest:
+        """One completion of each question."""
+        return SampleRequest(
+            questions,
+            self.prompt_format,
+            num_samples=1,
+            block=1,
+            temperature=self.decoding.temperature,
+            shard_questions=SHARD_QUESTIONS,
+            shaping=self.decoding.shaping,
+            enable_thinking=self.thinking == "on",
+        )
 
 
 def run(
@@ -44,129 +85,137 @@ def run(
     workers: WorkersConfig,
     benchmark: BenchmarkConfig,
 ) -> StageResult:
-    """Answer the dev questions in each format and verify. UserError when there are none."""
-    rows = ctx.inputs["questions"].table("questions").to_pylist()
-    questions = [row for row in rows if row["role"] == "dev"][: benchmark.limit]
-    if not questions:
-        raise UserError("no dev questions are left for the benchmark: widen questions.dev")
-    formats = list(dict.fromkeys(benchmark.formats or (prompt.format,)))
-    requests = [SampleRequest(questions, one, 1, 1, 0.0, SHARD_QUESTIONS) for one in formats]
+    """Answer the questions in each setting and verify.
+
+    UserError, before anything is sampled, when there are no questions, or the model can't think or
+    says nothing of its own sampling where that is asked for.
+    """
+    questions = chosen_questions(ctx.inputs["questions"], benchmark)
+    tokenizer = load_tokenizer(ctx.inputs["model"])
+    asked = settings(benchmark, model, prompt, ctx.inputs["model"], tokenizer)
+    requests = [setting.request(questions) for setting in asked]
     answers = sample_shards(ctx, requests, model_config=model, sampler=sampler, workers=workers)
-    prefills = prefilled_texts(ctx, model, formats, questions[0]["question"])
     found = [
-        measure(one, questions, sampled, prefills[one])
-        for one, sampled in zip(formats, answers, strict=True)
+        measure(setting, questions, sampled, answer_start(_example(tokenizer, setting, questions)))
+        for setting, sampled in zip(asked, answers, strict=True)
     ]
     close_shared_pool()
-    ctx.write_table("benchmark", [row for row, _ in found])
-    words = sentences([row for row, _ in found], prompt.format)
+    rows = [row for row, _ in found]
+    ctx.write_table("benchmark", rows)
+    words = sentences(rows, prompt.format, model.enable_thinking)
+    words += [NOTE_ON_TEST] if benchmark.role == "test" else []
+    sources = dict(Counter(row["source"] for row in questions))
     summary = {
         "num_questions": len(questions),
-        "formats": {row["prompt_format"]: _figures(row, verdicts) for row, verdicts in found},
+        "role": benchmark.role,
+        "sources": sources,
+        "max_completion_tokens": sampler.max_completion_tokens,
+        "formats": {row_name(row): _figures(row, verdicts) for row, verdicts in found},
         "words": words,
         "num_shards": sum(sampled.num_shards for sampled in answers),
         "num_shards_reused": sum(sampled.num_reused for sampled in answers),
     }
+    asked_of = ", ".join(f"{count:,} of {source}" for source, count in sources.items())
     return StageResult(
         summary=summary,
-        markdown=_markdown([row for row, _ in found], words),
+        markdown=_markdown(
+            rows, words, f"{benchmark.role} questions: {asked_of}", sampler.max_completion_tokens
+        ),
         sampled_tokens=sum(sampled.new_tokens for sampled in answers),
         device_seconds=sum(sampled.generate_seconds for sampled in answers),
     )
 
 
-def prefilled_texts(
-    ctx: StageContext, model: ModelConfig, formats: Sequence[PromptFormat], question: str
-) -> dict[PromptFormat, str]:
-    """What the chat template writes at the start of the answer, by format."""
-    tokenizer = load_tokenizer(ctx.inputs["model"])
-    return {
-        one: OPENING_TAG
-        if prefilled_tag(
-            prompt_text(tokenizer, one, question, enable_thinking=model.enable_thinking)
+def chosen_questions(artifact: Artifact, benchmark: BenchmarkConfig) -> list[Row]:
+    """The questions to ask. UserError when there are none."""
+    rows = artifact.table("questions").to_pylist()
+    found = [row for row in rows if row["role"] == benchmark.role]
+    if not found:
+        raise UserError(
+            f"no {benchmark.role} questions are left for the benchmark: widen questions."
+            f"{benchmark.role} or choose another benchmark.role"
         )
-        else ""
-        for one in formats
-    }
+    if benchmark.source is not None:
+        names = ", ".join(dict.fromkeys(row["source"] for row in found))
+        found = [row for row in found if row["source"] == benchmark.source]
+        if not found:
+            raise UserError(
+                f"benchmark.source = '{benchmark.source}' is no source of the {benchmark.role} "
+                f"questions: they come from {names}"
+            )
+    return found[: benchmark.limit]
 
 
-def measure(
-    prompt_format: PromptFormat,
-    questions: Sequence[Mapping[str, Any]],
-    sampled: Sampled,
-    prefilled: str,
-) -> tuple[dict[str, Any], list[Verdict]]:
-    """The format's row of table 'benchmark', and the verdict on each question."""
-    style = STYLE_OF[prompt_format]
-    texts = sampled.table.column("text").to_pylist()
-    reasons = sampled.table.column("finish_reason").to_pylist()
-    lengths = sampled.table.column("num_tokens").to_pylist()
-    golds = [row["gold"] for row in questions]
-    verdicts = verify_batch(texts, golds, style, prefilled=prefilled)
-    n = len(texts)
-    strict = sum(verdict.strict for verdict in verdicts)
-    lenient = sum(verdict.lenient for verdict in verdicts)
-    strict_low, strict_high = wilson(strict, n)
-    lenient_low, lenient_high = wilson(lenient, n)
-    row = {
-        "prompt_format": prompt_format.value,
-        "decoding": "greedy",
-        "num_questions": n,
-        "strict": strict / n,
-        "strict_low": strict_low,
-        "strict_high": strict_high,
-        "lenient": lenient / n,
-        "lenient_low": lenient_low,
-        "lenient_high": lenient_high,
-        "parse_failure_rate": status_rates(v.status for v in verdicts)[Status.PARSE_FAILURE],
-        "truncated_share": reasons.count("length") / n,
-        "mean_tokens": sum(lengths) / n,
-        "answers_elsewhere": json.dumps(elsewhere(texts, style)),
-    }
-    return row, verdicts
+def settings(
+    benchmark: BenchmarkConfig,
+    model: ModelConfig,
+    prompt: PromptConfig,
+    artifact: Artifact,
+    tokenizer: PreTrainedTokenizerBase,
+) -> list[Setting]:
+    """Every combination asked for, formats outermost. UserError when the model can't think or says
+    nothing of its own sampling where that is asked for."""
+    formats = list(dict.fromkeys(benchmark.formats or (prompt.format,)))
+    thinking = list(dict.fromkeys(benchmark.thinking or (model.enable_thinking,)))
+    if True in thinking:
+        setting = "benchmark.thinking" if benchmark.thinking else "model.enable_thinking"
+        check_thinking(tokenizer, formats[0], setting)
+    switch = has_switch(tokenizer, formats[0])
+    names = {True: "on", False: "off" if switch else "no switch"}
+    decodings = [
+        GREEDY if name == GREEDY.name else own_decoding(artifact)
+        for name in dict.fromkeys(benchmark.decoding)
+    ]
+    return [
+        Setting(prompt_format, names[thought], decoding)
+        for prompt_format, thought, decoding in product(formats, thinking, decodings)
+    ]
 
 
-def sentences(rows: Sequence[Mapping[str, Any]], own: PromptFormat) -> list[str]:
-    """What the figures mean, in words: per format whether format or maths loses the points, then
-    whether another format than the run's `own` does better beyond doubt (intervals apart)."""
-    words = [_format_sentence(row) for row in rows]
-    by_format = {row["prompt_format"]: row for row in rows}
-    best = max(rows, key=lambda row: row["strict"])
-    mine = by_format.get(own.value)
-    if mine is None:
-        words.append(f"The run's own format, {own.value}, was not measured.")
-    elif mine["strict_high"] < best["strict_low"]:
-        words.append(
-            f"{best['prompt_format']} gets {best['strict']:.1%} strictly right, the run's "
-            f"{own.value} {mine['strict']:.1%}: consider prompt.format = "
-            f"'{best['prompt_format']}'."
-        )
-    return words
-
-
-def _format_sentence(row: Mapping[str, Any]) -> str:
-    gap = row["lenient"] - row["strict"]
-    places = json.loads(row["answers_elsewhere"])
-    start = f"{row['prompt_format']}: {row['strict']:.1%} right in the demanded format"
-    if gap < FORMAT_GAP:
-        missing = sum(places.values())
-        note = _instead(places) if missing >= FORMAT_GAP else "the answers stand where they should"
-        return f"{start}, {row['lenient']:.1%} right anywhere; {note}."
-    return (
-        f"{start}, {row['lenient']:.1%} right anywhere: the format, not the maths, costs "
-        f"{gap * 100:.0f} points; {_instead(places)}."
+def _example(
+    tokenizer: PreTrainedTokenizerBase, setting: Setting, questions: Sequence[Mapping[str, Any]]
+) -> str:
+    """One prompt of the setting."""
+    return prompt_text(
+        tokenizer,
+        setting.prompt_format,
+        questions[0]["question"],
+        enable_thinking=setting.thinking == "on",
     )
 
 
-def _instead(places: Mapping[str, float]) -> str:
-    if not places:
-        return "the answers stand in the right place but not in the exact format"
-    parts = [f"{share:.0%} {WORDS[Place(place)]}" for place, share in places.items()]
-    return f"instead of the demanded place, answers stood {', '.join(parts)}"
+def measure(
+    setting: Setting,
+    questions: Sequence[Mapping[str, Any]],
+    sampled: Sampled,
+    prefilled: str,
+) -> tuple[Row, list[Verdict]]:
+    """The setting's row of table 'benchmark', and the verdict on each question. `prefilled` is what
+    the chat template writes of the answer itself."""
+    style = STYLE_OF[setting.prompt_format]
+    texts = [prefilled + text for text in sampled.table.column("text").to_pylist()]
+    reasons = sampled.table.column("finish_reason").to_pylist()
+    verdicts = verify_batch(texts, [row["gold"] for row in questions], style)
+    n = len(texts)
+    row = {
+        "prompt_format": setting.prompt_format.value,
+        "thinking": setting.thinking,
+        **setting.decoding.columns(),
+        "num_questions": n,
+        "parse_failure_rate": status_rates(v.status for v in verdicts)[Status.PARSE_FAILURE],
+        "truncated_share": reasons.count("length") / n,
+        "mean_tokens": sum(sampled.table.column("num_tokens").to_pylist()) / n,
+        "answers_elsewhere": json.dumps(elsewhere(texts, style)),
+    }
+    for metric in ("strict", "lenient"):
+        right = sum(getattr(verdict, metric) for verdict in verdicts)
+        row[metric] = right / n
+        row[f"{metric}_low"], row[f"{metric}_high"] = wilson(right, n)
+    return row, verdicts
 
 
-def _figures(row: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, Any]:
-    """A format's figures for the manifest."""
+def _figures(row: Mapping[str, Any], verdicts: Sequence[Verdict]) -> Row:
+    """A setting's figures for the manifest."""
     kept = ("strict", "lenient", "parse_failure_rate", "truncated_share", "mean_tokens")
     return {name: row[name] for name in kept} | {
         "answers_elsewhere": json.loads(row["answers_elsewhere"]),
@@ -174,17 +223,47 @@ def _figures(row: Mapping[str, Any], verdicts: Sequence[Verdict]) -> dict[str, A
     }
 
 
-def _markdown(rows: Sequence[Mapping[str, Any]], words: Sequence[str]) -> str:
-    lines = [
-        "| format | strict | lenient | no answer read | cut off | mean tokens |",
-        "|---|---|---|---|---|---|",
+def _markdown(rows: Sequence[Row], words: Sequence[str], asked: str, max_tokens: int) -> str:
+    """The table, narrow enough for a terminal, and the words. Settings that are the same in all
+    rows stand above it."""
+    switched = any(row["thinking"] == "on" for row in rows)
+    sampled = any(row["decoding"] != GREEDY.name for row in rows)
+    first = rows[0]
+    said = [asked, f"at most {max_tokens} tokens"]
+    said += [] if switched else [f"thinking: {first['thinking']}"]
+    said += [] if sampled else ["greedy"]
+    heads = [
+        "format",
+        *(["thinking"] if switched else []),
+        *(["decoding"] if sampled else []),
+        "strict, %",
+        "lenient, %",
+        "unread",
+        "cut off",
+        "tokens",
+        "answers instead",
     ]
+    lines = [f"{'; '.join(said)}. Intervals: Wilson, 95%.", "", f"| {' | '.join(heads)} |"]
+    lines.append("|---" * len(heads) + "|")
     for row in rows:
-        lines.append(
-            f"| {row['prompt_format']} "
-            f"| {row['strict']:.3f} ({row['strict_low']:.3f} to {row['strict_high']:.3f}) "
-            f"| {row['lenient']:.3f} ({row['lenient_low']:.3f} to {row['lenient_high']:.3f}) "
-            f"| {row['parse_failure_rate']:.1%} | {row['truncated_share']:.1%} "
-            f"| {row['mean_tokens']:.0f} |"
-        )
+        cells = [
+            row["prompt_format"],
+            *([row["thinking"]] if switched else []),
+            *([_decoding_words(row)] if sampled else []),
+            with_interval(row, "strict").replace("%", ""),
+            with_interval(row, "lenient").replace("%", ""),
+            f"{row['parse_failure_rate']:.1%}",
+            f"{row['truncated_share']:.1%}",
+            f"{row['mean_tokens']:.0f}",
+            places_in_short(row),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", *(f"- {line}" for line in words)])
+
+
+def _decoding_words(row: Mapping[str, Any]) -> str:
+    if row["decoding"] == GREEDY.name:
+        return "greedy"
+    off = GREEDY.columns()
+    changed = {n: row[n] for n in off if n != "decoding" and (row[n] != off[n])}
+    return "model: " + ", ".join(f"{name} {value:g}" for name, value in changed.items())

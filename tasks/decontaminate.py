@@ -134,7 +134,7 @@ def run(
         "questions": {role: after[role] for role in inherited["questions"]},
         "dropped": {role: _by_rule(listed, role) for role in TRAINED_ON},
         "num_dropped": len(listed),
-        "prompt_prefills_opening_tag": inherited["prompt_prefills_opening_tag"],
+        "prefilled": inherited["prefilled"],
     }
     return StageResult(
         summary=summary, markdown=_markdown(listed, num_trained_on, decontaminate.words)

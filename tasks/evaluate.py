@@ -1,10 +1,11 @@
 """Stage 'evaluate': one arm answers the held-out questions.
 
 All arms get the same questions, prompt, decoding, draws and verifier: greedy once, and `samples`
-times at `temperature` for pass@k. Which arm it is follows from the node's name ('evaluate.rl'); an
-arm is any model, the run's own or another that `evaluate.arms` names. Strict and lenient are both
-kept, so that a learnt format is never taken for learnt maths. Writes table 'eval'; the arms are set
-side by side by stage 'compare'.
+times at `temperature` for pass@k. The starting model is sampled `band_samples` times more where
+bands are made of its pass rate (`ratchet.bands`). Which arm it is follows from the node's name
+('evaluate.rl'); an arm is any model, the run's own or another that `evaluate.arms` names. Strict
+and lenient are both kept, so that a learnt format is never taken for learnt maths. Writes table
+'eval'; the arms are set side by side by stage 'compare'.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ratchet.bands import BANDING
 from ratchet.config import EvaluateConfig, ModelConfig, PromptConfig, SamplerConfig, WorkersConfig
 from ratchet.errors import UserError
-from ratchet.prompts import OPENING_TAG, STYLE_OF, prefilled_tag, prompt_text
+from ratchet.prompts import STYLE_OF, answer_start, prompt_text
 from ratchet.stats import wilson
 from ratchet.store.code import code_version
 from ratchet.store.store import Artifact
@@ -49,14 +51,10 @@ def run(
     if not questions:
         raise UserError("no test questions are left to evaluate on: widen questions.test")
     prefilled = prefilled_part(ctx.inputs["model"], questions[0]["question"], model, prompt)
-    plans = {GREEDY: (1, 0.0)}
-    if evaluate.samples:
-        plans[SAMPLED] = (evaluate.samples, evaluate.temperature)
-    requests = [
-        SampleRequest(questions, prompt.format, n, n, temperature, evaluate.shard_questions)
-        for n, temperature in plans.values()
-    ]
-    answers = sample_shards(ctx, requests, model_config=model, sampler=sampler, workers=workers)
+    plans = requests_for(questions, prompt, evaluate)
+    answers = sample_shards(
+        ctx, list(plans.values()), model_config=model, sampler=sampler, workers=workers
+    )
     arm = ctx.node.partition(".")[2] or ctx.node
     rows: list[dict[str, Any]] = []
     for decoding, sampled in zip(plans, answers, strict=True):
@@ -64,7 +62,7 @@ def run(
         rows += judge(questions, sampled, style, prefilled, arm=arm, decoding=decoding)
     close_shared_pool()
     ctx.write_table("eval", rows)
-    figures = summarise(rows, evaluate.confidence)
+    figures = summarise([row for row in rows if row["decoding"] != BANDING], evaluate.confidence)
     return StageResult(
         summary={
             "arm": arm,
@@ -80,14 +78,38 @@ def run(
     )
 
 
+def requests_for(
+    questions: Sequence[Mapping[str, Any]], prompt: PromptConfig, evaluate: EvaluateConfig
+) -> dict[str, SampleRequest]:
+    """What is to be sampled, by decoding. The samples for bands are draws of their own."""
+
+    def ask(num_samples: int, temperature: float, first_sample: int = 0) -> SampleRequest:
+        return SampleRequest(
+            questions,
+            prompt.format,
+            num_samples,
+            num_samples,
+            temperature,
+            evaluate.shard_questions,
+            first_sample=first_sample,
+        )
+
+    plans = {GREEDY: ask(1, 0.0)}
+    if evaluate.samples:
+        plans[SAMPLED] = ask(evaluate.samples, evaluate.temperature)
+    if evaluate.band_samples:
+        plans[BANDING] = ask(evaluate.band_samples, evaluate.temperature, evaluate.samples)
+    return plans
+
+
 def prefilled_part(
     artifact: Artifact, question: str, model: ModelConfig, prompt: PromptConfig
 ) -> str:
-    """The opening tag where this model's chat template writes it; empty otherwise."""
+    """What this model's chat template writes of the answer itself."""
     text = prompt_text(
         load_tokenizer(artifact), prompt.format, question, enable_thinking=model.enable_thinking
     )
-    return OPENING_TAG if prefilled_tag(text) else ""
+    return answer_start(text)
 
 
 def verifier_version() -> str:

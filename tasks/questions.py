@@ -22,7 +22,8 @@ from ratchet.config import (
     SamplerConfig,
 )
 from ratchet.errors import UserError
-from ratchet.prompts import OPENING_TAG, STYLE_OF, prefilled_tag, prompt_ids, prompt_text
+from ratchet.prompts import STYLE_OF, answer_start, prompt_ids, prompt_text
+from ratchet.prompts.thinking import check_thinking
 from ratchet.questions.load import Role, load
 from ratchet.questions.screen import (
     Dropped,
@@ -77,6 +78,8 @@ def run(
     assert context is not None, "the model stage always states a context"
     check_context(questions, sampler, context)
     tokenizer = load_tokenizer(start)
+    if model.enable_thinking:
+        check_thinking(tokenizer, prompt.format, "model.enable_thinking")
 
     items, dropped = load_all(ctx, questions)
     num_loaded = {role: sum(item.role == role for item in items) for role in ROLES}
@@ -102,7 +105,7 @@ def run(
         measured[0].item.question.question,
         enable_thinking=model.enable_thinking,
     )
-    summary = _summary(measured, dropped, num_loaded, prefilled_tag(example))
+    summary = _summary(measured, dropped, num_loaded, answer_start(example))
     return StageResult(summary=summary, markdown=_markdown(measured, dropped, prompt, example))
 
 
@@ -232,14 +235,14 @@ def _summary(
     measured: Sequence[Measured],
     dropped: Sequence[Dropped],
     num_loaded: dict[Role, int],
-    prefilled: bool,
+    prefilled: str,
 ) -> dict[str, Any]:
     return {
         "questions": {role: sum(entry.item.role == role for entry in measured) for role in ROLES},
         "loaded": dict(num_loaded),
         "dropped": {role: counts(dropped, role) for role in ROLES},
         "longest_prompt_tokens": max(entry.num_prompt_tokens for entry in measured),
-        "prompt_prefills_opening_tag": prefilled,
+        "prefilled": prefilled,
     }
 
 
@@ -264,8 +267,8 @@ def _markdown(
         listing = ", ".join(f"{reason} {number}" for reason, number in reasons) or "none"
         longest = max(tokens, default=0)
         lines.append(f"| {role} | {source} | {len(tokens)} | {listing} | {longest} |")
-    if prefilled_tag(example):
-        lines += ["", f"The chat template writes the opening `{OPENING_TAG}` itself."]
+    if prefilled := answer_start(example):
+        lines += ["", f"The chat template writes the opening `{prefilled}` itself."]
     fence = "`" * 4
     lines += ["", f"One prompt in format `{prompt.format}`:", "", fence, example, fence]
     return "\n".join(lines)

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.config import PromptConfig, RolloutsConfig
 from ratchet.errors import UserError
-from ratchet.prompts import OPENING_TAG, STYLE_OF
+from ratchet.prompts import STYLE_OF
 from ratchet.questions.match import QuestionFinder
 from ratchet.rollout_rows import Logged, Source, open_source
 from ratchet.schemas import schema
@@ -93,13 +93,12 @@ def make_judge(ctx: StageContext, prompt: PromptConfig) -> Judge:
     table = artifact.table("questions", ["question_id", "question", "gold", "role"])
     table = table.filter(pc.equal(table.column("role"), "train"))
     ids, texts = (table.column(name).to_pylist() for name in ("question_id", "question"))
-    prefills = artifact.manifest.summary["prompt_prefills_opening_tag"]
     return Judge(
         QuestionFinder(ids, texts),
         ids,
         table.column("gold").to_pylist(),
         STYLE_OF[prompt.format],
-        OPENING_TAG if prefills else "",
+        artifact.manifest.summary["prefilled"],
     )
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.config import PromptConfig, PromptFormat, RewardsConfig
 from ratchet.errors import UserError
-from ratchet.prompts import OPENING_TAG, STYLE_OF
+from ratchet.prompts import STYLE_OF
 from ratchet.rewards import (
     default_weights,
     resolve_rewards,
@@ -217,11 +217,10 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rewards: RewardsConfig) -> S
     import pyarrow.parquet as pq
 
     weights = reward_weights(rewards, prompt.format)
-    prefills = ctx.inputs["questions"].manifest.summary["prompt_prefills_opening_tag"]
     scorer = Scorer(
         style=STYLE_OF[prompt.format],
         rewards=[CheckedReward(name, function) for name, function, _ in resolve_rewards(weights)],
-        prefilled=OPENING_TAG if prefills else "",
+        prefilled=ctx.inputs["questions"].manifest.summary["prefilled"],
     )
     questions = read_questions(ctx.inputs["questions"])
     path = ctx.inputs["completions"].path("completions.parquet")

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ratchet.config import ModelConfig, PromptFormat, SamplerConfig
@@ -27,7 +27,7 @@ from ratchet.store.keys import artifact_key, canonical_json, text_hash
 from ratchet.store.store import Artifact
 from tasks.context import StageContext
 from tasks.manifests import manifest_of
-from tasks.sampler import OnProgress, Sample, Sampler
+from tasks.sampler import PLAIN, OnProgress, Sample, Sampler, Shaping
 
 STAGE = "samples"
 
@@ -46,6 +46,12 @@ class SampleRequest:
     """0 is greedy decoding."""
     shard_questions: int
     """Questions in a shard, but for the last."""
+    shaping: Shaping = PLAIN
+    """What else reshapes the distribution."""
+    enable_thinking: bool | None = None
+    """As `model.enable_thinking` when left out."""
+    first_sample: int = 0
+    """Index of the first sample: draws from one index on have nothing to do with those before."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,7 @@ class Shard:
     first_sample: int
     num_samples: int
     temperature: float
+    shaping: Shaping = PLAIN
 
     @property
     def num_completions(self) -> int:
@@ -82,9 +89,12 @@ def plan_shards(request: SampleRequest, prompts: Sequence[tuple[int, ...]]) -> l
             first_sample=first,
             num_samples=request.block,
             temperature=request.temperature,
+            shaping=request.shaping,
         )
         for start in range(0, len(ids), request.shard_questions)
-        for first in range(0, request.num_samples, request.block)
+        for first in range(
+            request.first_sample, request.first_sample + request.num_samples, request.block
+        )
     ]
 
 
@@ -126,11 +136,13 @@ class ShardStore:
 
     def config_of(self, shard: Shard) -> dict[str, Any]:
         """What is in the shard's key beside the prompts."""
+        shaping = {} if shard.shaping == PLAIN else asdict(shard.shaping)
         return self.settings | {
             "prompt_format": shard.prompt_format.value,
             "first_sample": shard.first_sample,
             "num_samples": shard.num_samples,
             "temperature": shard.temperature,
+            **shaping,
         }
 
     def prints_of(self, shard: Shard) -> dict[str, str]:
@@ -169,6 +181,7 @@ class ShardStore:
             temperature=shard.temperature,
             max_tokens=self.sampler.max_completion_tokens,
             seed=self.call_seed(shard),
+            shaping=shard.shaping,
             on_progress=on_progress,
         )
 
@@ -237,7 +250,7 @@ class ShardStore:
                     "num_tokens": len(sample.token_ids),
                     "finish_reason": sample.finish_reason,
                     "temperature": shard.temperature,
-                    "top_p": 1.0,
+                    **asdict(shard.shaping),
                     "max_tokens": self.sampler.max_completion_tokens,
                     "seed": seed,
                     "model_key": self.model.manifest.key,
@@ -247,12 +260,13 @@ class ShardStore:
 def render(
     tokenizer: Any, request: SampleRequest, *, enable_thinking: bool
 ) -> list[tuple[int, ...]]:
-    """The prompt of each question as token ids."""
+    """The prompt of each question as token ids; `enable_thinking` is used where the request
+    doesn't say."""
+    wanted = request.enable_thinking
+    thinking = enable_thinking if wanted is None else wanted
     return [
         tuple(
-            prompt_ids(
-                tokenizer, request.prompt_format, row["question"], enable_thinking=enable_thinking
-            )
+            prompt_ids(tokenizer, request.prompt_format, row["question"], enable_thinking=thinking)
         )
         for row in request.questions
     ]

@@ -265,7 +265,7 @@ def make_run(
     test = questions(draw, "test", "symbolic", size)
     held = questions(draw, "test", "symbolic-heldout", size // 2)
     everything = {
-        "summary": {"prompt_prefills_opening_tag": False},
+        "summary": {"prefilled": ""},
         "config": SETTINGS,
         "duration_seconds": 2.4,
     }
@@ -285,7 +285,13 @@ def make_run(
         rows = [
             {
                 "prompt_format": name,
+                "thinking": "no switch",
                 "decoding": "greedy",
+                "temperature": 0.0,
+                "top_p": 1.0,
+                "top_k": 0,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
                 "num_questions": 120,
                 "strict": strict,
                 "strict_low": strict - 0.08,
@@ -296,7 +302,7 @@ def make_run(
                 "parse_failure_rate": 0.04,
                 "truncated_share": 0.01,
                 "mean_tokens": 30.0,
-                "answers_elsewhere": "{}",
+                "answers_elsewhere": '{"boxed": 0.25}',
             }
             for name, strict in [("tags_short", 0.31), ("hash_short", 0.22), ("boxed_short", 0.2)]
         ]

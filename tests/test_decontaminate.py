@@ -97,7 +97,7 @@ CONFIG = QuestionsConfig.model_validate(
     {"train": [{"kind": "symbolic", "name": "drawn"}], "test": [{"kind": "file", "path": "t"}]}
 )
 SUMMARY = {"questions": dict.fromkeys(("train", "warmup", "dev", "test"), 0)}
-SUMMARY |= {"prompt_prefills_opening_tag": False}
+SUMMARY |= {"prefilled": ""}
 
 
 def decontaminated(folder: Path, rows: Rows, words: int) -> tuple[Rows, Rows, str]:

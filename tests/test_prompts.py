@@ -123,9 +123,11 @@ def test_template_that_refuses_a_system_message() -> None:
         prompts.prompt_text(made, PromptFormat.TAGS_EXAMPLE, "Q", enable_thinking=False)
 
 
-def test_prefilled_tag() -> None:
-    assert prompts.prefilled_tag("<|assistant|><start_working_out>\n")
-    assert not prompts.prefilled_tag("<start_working_out> and <end_working_out>\n<|assistant|>")
+def test_what_a_template_writes_of_the_answer() -> None:
+    assert prompts.answer_start("<|assistant|><start_working_out>\n") == "<start_working_out>"
+    assert prompts.answer_start("<|assistant|><think>\n") == "<think>"
+    assert prompts.answer_start("<|assistant|><think>\n\n</think>\n\n") == ""
+    assert prompts.answer_start("<start_working_out> and <end_working_out>\n<|assistant|>") == ""
 
 
 def test_fingerprints_differ() -> None:

@@ -103,7 +103,7 @@ def test_what_is_kept_and_what_is_dropped(tmp_path: Path) -> None:
     assert result.summary["loaded"] == {"train": 5, "warmup": 2, "dev": 0, "test": 2}
     assert result.summary["dropped"]["warmup"] == {"duplicate": 1}
     assert result.summary["longest_prompt_tokens"] == len("zero one two three four five") + AROUND
-    assert result.summary["prompt_prefills_opening_tag"] is False
+    assert result.summary["prefilled"] == ""
     assert "| train | sums | 2 | gold_unparseable 1, " in result.markdown
     assert "What is 1 + 1?\nAnswer in tags." in result.markdown
     assert {event["done"] for event in events if event["event"] == "progress"} == {9, 8}

@@ -69,7 +69,7 @@ def run(tmp_path: Path, path: Path, **settings: Any) -> tuple[Rows, dict[str, An
             tmp_path / "questions",
             "decontaminate",
             {"questions": [*asked(), question("held", role="test")]},
-            summary={"prompt_prefills_opening_tag": False},
+            summary={"prefilled": ""},
         )
     }
     ctx = context(tmp_path, inputs)

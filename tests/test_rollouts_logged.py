@@ -84,7 +84,7 @@ def run_stage(folder: Path, path: Path, **settings: Any) -> tuple[Rows, dict[str
         folder / "questions",
         "decontaminate",
         {"questions": asked()},
-        summary={"prompt_prefills_opening_tag": False},
+        summary={"prefilled": ""},
     )
     ctx = context(folder, {"questions": questions})
     result = stage.run(

@@ -10,6 +10,7 @@ from made_up import artifact, context, question
 
 from ratchet.config import PromptConfig, PromptFormat, RewardsConfig
 from ratchet.errors import UserError
+from ratchet.prompts import OPENING_TAG
 from ratchet.schemas import read_table
 from tasks import score as stage
 
@@ -48,7 +49,7 @@ def run(
             tmp_path / "q",
             "questions",
             {"questions": [question("q"), question("held", role="test")]},
-            summary={"prompt_prefills_opening_tag": prefilled},
+            summary={"prefilled": OPENING_TAG if prefilled else ""},
         ),
     }
     ctx = context(tmp_path, inputs)

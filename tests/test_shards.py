@@ -16,7 +16,6 @@ import pytest
 from made_up import artifact, context, question
 
 from ratchet.config import (
-    BenchmarkConfig,
     EvaluateConfig,
     ModelConfig,
     PresampleConfig,
@@ -30,9 +29,9 @@ from ratchet.model_check import SEEDLING, packaged_model_dir
 from ratchet.questions.symbolic import draw
 from ratchet.store.store import Artifact, Store
 from ratchet.verifier import Status, verify
-from tasks import benchmark, evaluate, presample
+from tasks import evaluate, presample
 from tasks.context import StageContext, StageResult
-from tasks.sampler import transformers_engine
+from tasks.sampler import Shaping, transformers_engine
 from tasks.sampling import sample_shards
 from tasks.sampling_progress import time_words
 from tasks.shards import SampleRequest, Shard, ShardStore, plan_shards
@@ -76,7 +75,7 @@ def stage_context(
             folder / "questions",
             "questions",
             {"questions": questions},
-            summary={"prompt_prefills_opening_tag": False},
+            summary={"prefilled": ""},
         ),
     }
     return replace(context(folder, inputs, seed), store=Store(tmp_path / "store"))
@@ -118,6 +117,9 @@ def test_more_samples_or_questions_keep_the_keys_of_what_exists(tmp_path: Path) 
     assert len(first) == 4
     assert first < set(keys(ctx, request(questions[:6], num_samples=8)))
     assert first < set(keys(ctx, request(questions)))
+    apart = request(questions[:6], num_samples=2, first_sample=4)
+    assert not first & set(keys(ctx, apart)), "draws from another index on are other draws"
+    assert set(keys(ctx, apart)) < set(keys(ctx, request(questions[:6], num_samples=8)))
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,8 @@ def test_more_samples_or_questions_keep_the_keys_of_what_exists(tmp_path: Path) 
         {"temperature": 0.7},
         {"prompt_format": PromptFormat.HASH_SHORT},
         {"block": 4},
+        {"shaping": Shaping(top_p=0.9)},
+        {"shaping": Shaping(top_k=20)},
         {"settings": {"max_completion_tokens": 47}},
         {"settings": {"engine": "vllm"}},
         {"settings": {"max_num_seqs": 63}},
@@ -351,30 +355,6 @@ def test_evaluate_judges_every_answer_of_its_arm(tmp_path: Path) -> None:
         assert "strict_low" not in by_decoding["sampled"]
         assert set(by_decoding["sampled"]["status_rates"]) == {status.value for status in Status}
         assert sum(by_decoding["sampled"]["status_rates"].values()) == pytest.approx(1.0)
-
-
-@pytest.mark.slow
-def test_benchmark_measures_each_format_on_the_dev_questions(tmp_path: Path) -> None:
-    questions = rows(12, "dev") + rows(4, "test", seed=9)
-    ctx = stage_context(tmp_path, "a", questions)
-    formats = (PromptFormat.TAGS_SHORT, PromptFormat.HASH_SHORT)
-    result = benchmark.run(
-        ctx,
-        model=MODEL,
-        prompt=PROMPT,
-        sampler=SAMPLER,
-        workers=ALONE,
-        benchmark=BenchmarkConfig(formats=formats, limit=10),
-    )
-    found = artifact(ctx.out_dir, "benchmark", {}).table("benchmark").to_pylist()
-    assert [row["prompt_format"] for row in found] == ["tags_short", "hash_short"]
-    for row in found:
-        assert row["num_questions"] == 10
-        assert 0 <= row["strict_low"] <= row["strict"] <= row["lenient"] <= row["lenient_high"]
-    assert sum(row["lenient"] for row in found) > 0, "the seedling solves something"
-    assert set(result.summary["formats"]) == {"tags_short", "hash_short"}
-    assert len(result.summary["words"]) >= 2
-    assert result.sampled_tokens > 0
 
 
 @pytest.mark.slow

@@ -34,6 +34,7 @@ STYLE_OF: dict[PromptFormat, Style] = {
 }
 QUESTION = "{question}"
 OPENING_TAG = "<start_working_out>"
+OPENING_THOUGHT = "<think>"
 
 _FOLDER = Path(__file__).parent
 
@@ -126,7 +127,8 @@ def adds_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     return bos is not None and tokenizer.encode("a", add_special_tokens=True)[0] == bos
 
 
-def prefilled_tag(text: str) -> bool:
-    """Whether a rendered prompt ends in the opening working tag, which the completion then does
-    not repeat."""
-    return text.rstrip().endswith(OPENING_TAG)
+def answer_start(text: str) -> str:
+    """What a rendered prompt already holds of the answer: the opening working tag or `<think>` at
+    its end, which the completion then doesn't repeat; empty without either."""
+    ending = text.rstrip()
+    return next((mark for mark in (OPENING_TAG, OPENING_THOUGHT) if ending.endswith(mark)), "")

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from ratchet.foresight import foresight
+from ratchet.format_words import places_in_short
 from ratchet.report import curves, plots, words
 from ratchet.report.figures import VARIABLES, Chart, colour_of
 from ratchet.report.gather import Gathered, Row
@@ -224,6 +225,7 @@ def render(data: Gathered, drawn: dict[str, Chart | None] | None = None) -> str:
     )
     for name in words.__all__:
         env.filters[name] = getattr(words, name)
+    env.filters["places_in_short"] = places_in_short
     env.globals["arm_class"] = partial(arm_class, data)
     manifests = data.manifests
     totals = {
