@@ -220,11 +220,13 @@ def _last_seconds(store: Store) -> dict[str, float]:
 
 def show(request: Request, as_json: bool) -> None:
     """Print the plan."""
+    from ratchet.cli_resources import show_resources
     from ratchet.plan import make_plan
 
     store = open_store(request.store)
     config, previous = resolve(request, store)
     plan = make_plan(config, store, previous=previous)
+    running = {planned.node.stage for planned in plan.nodes if planned.state == "run"}
     seconds = _last_seconds(store)
     rows = [
         {
@@ -242,6 +244,7 @@ def show(request: Request, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     _print_plan(config, rows)
+    show_resources(config, store, running)
     _print_foresight(config, store.find("questions", plan.named("questions").key))
 
 

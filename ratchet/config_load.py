@@ -26,6 +26,8 @@ from ratchet.errors import UserError
 
 PACKAGED = ("seedling", "smollm2-135m-instruct")
 PRESETS = Path(__file__).resolve().parents[1] / "flows" / "presets"
+UNTRUNCATED = ("top_p", "top_k", "min_p", "repetition_penalty")
+"""Sampling parameters that RL has no settings for; the model's own are dropped."""
 
 MOVED = (
     (("filter", "min_live_share"), ("headroom", "min_live_share")),
@@ -133,6 +135,11 @@ def unknown_field(path: Sequence[str | int]) -> str:
     fields = [] if model is None else list(model.model_fields)
     where = ".".join(map(str, path[:-1]))
     name = str(path[-1])
+    if where == "grpo" and name in UNTRUNCATED:
+        return (
+            f"'grpo.{name}' is not to be set: RL samples from the policy itself, since cutting or "
+            "reshaping its distribution would bias the ratio of trainer and sampler"
+        )
     inside = f" in '{where}'" if where else ""
     known = f" Fields{inside}: {', '.join(fields)}" if fields else ""
     return f"there is no field '{'.'.join(map(str, path))}'{_nearest(name, fields)}{known}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import re
 import struct
 from enum import StrEnum
@@ -156,8 +157,8 @@ def weight_files(folder: Path) -> list[Path]:
     raise UserError(f"{folder} has no weights (model.safetensors)")
 
 
-def _tensor_shapes(file: Path) -> list[list[int]]:
-    """Shapes in a safetensors file: 8 bytes of header length, then the header as JSON."""
+def tensor_shapes(file: Path) -> dict[str, list[int]]:
+    """Shapes by name in a safetensors file: 8 bytes of header length, then the header as JSON."""
     with file.open("rb") as stream:
         prefix = stream.read(8)
         size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
@@ -166,19 +167,14 @@ def _tensor_shapes(file: Path) -> list[list[int]]:
         entries = json.loads(header)
     except ValueError:
         raise UserError(f"{file} is no safetensors file: copy or download it again") from None
-    return [entry["shape"] for name, entry in entries.items() if name != "__metadata__"]
+    return {name: entry["shape"] for name, entry in entries.items() if name != "__metadata__"}
 
 
 def num_parameters(folder: Path) -> int:
     """Parameters of a checkpoint; tied ones are stored and counted once."""
-    total = 0
-    for file in weight_files(folder):
-        for shape in _tensor_shapes(file):
-            count = 1
-            for size in shape:
-                count *= size
-            total += count
-    return total
+    return sum(
+        math.prod(shape) for file in weight_files(folder) for shape in tensor_shapes(file).values()
+    )
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:

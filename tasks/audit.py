@@ -29,8 +29,9 @@ from ratchet.step_records import StepRecords
 from tasks.audit_page import markdown
 from tasks.context import StageContext, StageResult
 from tasks.models import load_tokenizer, model_context
-from tasks.rl.build import Sections, build_trainer
+from tasks.rl.build import build_trainer
 from tasks.rl.data import Prompts
+from tasks.rl.sections import Sections
 from tasks.rl.settings import resolved_sync
 from tasks.rl.trainer import RolloutTrainer
 from tasks.sync.audit import Audit, Settings, run_audit

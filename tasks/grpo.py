@@ -10,6 +10,8 @@ server, repeats the steps after it exactly: data order, sampling seeds and optim
 functions of the seed and the step. A run that the drift guard halts has saved the policy before
 the doubtful batch.
 
+With `grpo.processes` above 1 the training runs in that many processes (`tasks.rl.processes`).
+
 The result is the checkpoint that did best on dev questions (`tasks.dev_check`), the last one where
 there are none.
 """
@@ -19,7 +21,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
 from transformers import PreTrainedTokenizerBase
 
 from ratchet.config import (
@@ -33,16 +34,21 @@ from ratchet.config import (
 )
 from ratchet.step_records import StepRecords
 from tasks.context import StageContext, StageResult
-from tasks.dev_check import DevQuestions, best_step, dev_questions, policy_of
+from tasks.dev_check import best_step, dev_questions, policy_of
 from tasks.lora import lora_config
 from tasks.models import load_tokenizer
 from tasks.resume import newest_checkpoint
+from tasks.rl.before import check_before_loading
 from tasks.rl.budget import tokens_of
-from tasks.rl.build import Sections, build_trainer
-from tasks.rl.data import build_prompts, rl_questions
+from tasks.rl.build import build_trainer
+from tasks.rl.data import Prompts, build_prompts, rl_questions
 from tasks.rl.finish import NUM_FIXED_TEXTS, markdown, save_policy, summarise
+from tasks.rl.halt import lost_sampler
+from tasks.rl.processes import train_in_processes
+from tasks.rl.sections import Sections
 from tasks.rl.trainer import RolloutTrainer
 from tasks.rl.watch import Watch
+from tasks.sync.errors import ServerError
 from tasks.wandb_run import wandb_run
 
 
@@ -59,22 +65,63 @@ def run(
 ) -> StageResult:
     """Train and write `checkpoint/`, with LoRA `adapter/`, and the tables `metrics`, `rollouts`."""
     sections = Sections(model, prompt, sampler, rewards, grpo, guard, wandb)
+    tokenizer, prompts = prepare(ctx, sections)
+    ctx.log(f"{len(prompts.rows)} questions, {grpo.steps} steps of {grpo.prompts_per_step} groups")
+    check_before_loading(ctx, sections, prompts.longest)
+    if grpo.processes > 1:
+        return train_in_processes(ctx, sections)
+    result = train(ctx, sections, tokenizer, prompts)
+    assert result is not None
+    return result
+
+
+def prepare(ctx: StageContext, sections: Sections) -> tuple[PreTrainedTokenizerBase, Prompts]:
+    """Tokenizer and questions; UserError for none."""
     questions = rl_questions(ctx.inputs)
     tokenizer = load_tokenizer(ctx.inputs["model"])
-    prompts = build_prompts(questions, tokenizer, prompt, enable_thinking=model.enable_thinking)
-    ctx.log(f"{len(questions)} questions, {grpo.steps} steps of {grpo.prompts_per_step} groups")
+    thinking = sections.model.enable_thinking
+    return tokenizer, build_prompts(questions, tokenizer, sections.prompt, enable_thinking=thinking)
+
+
+def train(
+    ctx: StageContext, sections: Sections, tokenizer: PreTrainedTokenizerBase, prompts: Prompts
+) -> StageResult | None:
+    """`run` in this process, or this one's part where several train; of those, the first writes
+    everything but the others' rollouts and has the result."""
+    model, grpo = sections.model, sections.grpo
     records = StepRecords(ctx.work_dir / "steps")
     watch = Watch(ctx, grpo.steps, records, sections.as_json(), _adapter(grpo))
-    settings = {"grpo": grpo.model_dump(mode="json"), "rewards": rewards.model_dump(mode="json")}
-    with wandb_run(ctx, "grpo", wandb, settings) as wandb_place:
-        dev = _dev(ctx, sections, tokenizer)
+    settings = {name: sections.as_json()[name] for name in ("grpo", "rewards")}
+    with wandb_run(ctx, "grpo", sections.wandb, settings) as wandb_place:
+        dev = dev_questions(
+            ctx.inputs,
+            tokenizer,
+            model,
+            sections.prompt,
+            count=grpo.dev_questions,
+            max_tokens=sections.sampler.max_completion_tokens,
+        )
         trainer = build_trainer(ctx, sections, tokenizer, prompts, records, watch, dev)
         try:
             _train(ctx, trainer, records, grpo.max_tokens)
         finally:
             if trainer.use_vllm:
                 trainer.vllm_generation.close()
+    if not trainer.accelerator.is_main_process:
+        return None
+    return _finished(ctx, sections, tokenizer, trainer, records, len(prompts.rows), wandb_place)
 
+
+def _finished(
+    ctx: StageContext,
+    sections: Sections,
+    tokenizer: PreTrainedTokenizerBase,
+    trainer: RolloutTrainer,
+    records: StepRecords,
+    num_questions: int,
+    wandb_place: str | None,
+) -> StageResult:
+    """Write what training made."""
     rows, rollouts = records.metrics(), records.rollouts()
     last = records.rollouts_of(rollouts.column("step")[-1].as_py())[:NUM_FIXED_TEXTS]
     policy = trainer.accelerator.unwrap_model(trainer.model, keep_fp32_wrapper=False)
@@ -87,14 +134,14 @@ def run(
         tokenizer,
         ctx.out_dir,
         [row["prompt"] + row["completion"] for row in last],
-        dtype=model.dtype,
+        dtype=sections.model.dtype,
     )
     ctx.write_table("metrics", rows)
     ctx.write_table("rollouts", rollouts)
     num_tokens = sum(rollouts.column("num_tokens").to_pylist())
     summary = {
-        "num_questions": len(questions),
-        "engine": sampler.engine,
+        "num_questions": num_questions,
+        "engine": sections.sampler.engine,
         **summarise(rows, num_tokens),
         **check.summary(),
         "drift_warnings": trainer.oversight.guard.num_warnings,
@@ -105,23 +152,6 @@ def run(
         sampled_tokens=num_tokens,
         device_seconds=summary["train_seconds"],
         wandb_run=wandb_place,
-    )
-
-
-def _dev(
-    ctx: StageContext, sections: Sections, tokenizer: PreTrainedTokenizerBase
-) -> DevQuestions | None:
-    """The questions that choose the checkpoint; none where several processes train."""
-    if PartialState().num_processes > 1:
-        ctx.log("several processes train: no dev check, the last policy is the result")
-        return None
-    return dev_questions(
-        ctx.inputs,
-        tokenizer,
-        sections.model,
-        sections.prompt,
-        count=sections.grpo.dev_questions,
-        max_tokens=sections.sampler.max_completion_tokens,
     )
 
 
@@ -139,9 +169,14 @@ def _train(
     if start is not None:
         ctx.log(f"continuing from {start.name}")
     done = 0 if start is None else int(start.name.split("-")[1])
-    records.forget_after(done)
+    if trainer.accelerator.is_main_process:
+        records.forget_after(done)
+    trainer.accelerator.wait_for_everyone()
     if max_tokens is not None and tokens_of(records.metrics()) >= max_tokens:
         trainer._load_from_checkpoint(str(start))  # it died after its last step
         return
     trainer.oversight.guard.first_drift = records.first("drift_mean")
-    trainer.train(resume_from_checkpoint=None if start is None else str(start))
+    try:
+        trainer.train(resume_from_checkpoint=None if start is None else str(start))
+    except ServerError as error:
+        raise lost_sampler(trainer, error) from error

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
 from transformers import TrainerCallback
 
 PREFIX = "checkpoint-"
@@ -52,8 +53,15 @@ class CheckpointKeeper(TrainerCallback):
         self.best = best
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Called by the trainer after it has written a checkpoint."""
-        folder = Path(args.output_dir)
+        """Called by the trainer after it has written a checkpoint, in every process that trains;
+        none goes on before the mark is there."""
+        everyone = PartialState()
+        everyone.wait_for_everyone()
+        if everyone.is_main_process:
+            self._mark(Path(args.output_dir), state)
+        everyone.wait_for_everyone()
+
+    def _mark(self, folder: Path, state: Any) -> None:
         new = folder / f"{PREFIX}{state.global_step}"
         _sync_tree(new)
         (new / MARKER).write_text("")

@@ -141,26 +141,5 @@ def test_a_real_run_trains_on_refilled_batches(tmp_path: Path) -> None:
 
 
 def test_several_processes_are_refused() -> None:
-    from tasks.models import ModelLocation
-    from tasks.rl.settings import trl_config
-    from tasks.sampler.base import EngineSpec
-
-    spec = EngineSpec(ModelLocation("m", None), None, (), "float32", 64, 4, 0.1)  # type: ignore[arg-type]
-    grpo = replace_rounds(4)
-    with pytest.raises(UserError, match=r"grpo\.refill_rounds = 4 needs a single training process"):
-        trl_config(
-            grpo,
-            spec,
-            folder=Path("x"),
-            seed=0,
-            num_processes=2,
-            use_vllm=False,
-            max_completion_tokens=8,
-            reward_weights=[1.0],
-            report_to=[],
-        )
-
-
-def replace_rounds(rounds: int) -> Any:
-    """The demo's GRPO settings with this budget."""
-    return load_config("demo", [f"grpo.refill_rounds={rounds}"]).grpo
+    with pytest.raises(UserError, match=r"refill_rounds=4 needs processes=1"):
+        load_config("demo", ["grpo.algorithm=dapo", "grpo.processes=2"])

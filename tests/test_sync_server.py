@@ -4,6 +4,8 @@ it refuses, and that it never outlives the trainer."""
 from __future__ import annotations
 
 import ast
+import os
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,6 +28,8 @@ from ratchet.config import (
     PromptFormat,
     SamplerConfig,
 )
+from ratchet.errors import UserError
+from tasks.supervisor import descendants
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("engine_environment")]
@@ -237,7 +241,7 @@ def servers(said: list[str]) -> list[int]:
     return [int(line.split("(process ")[1].split(")")[0]) for line in said if "(process " in line]
 
 
-def test_server_dies_with_a_killed_run_which_continues_without_drift(tmp_path: Path) -> None:
+def test_server_dies_with_a_killed_run_and_a_run_stops_with_a_killed_server(tmp_path: Path) -> None:
     died = in_process(tmp_path, SEEDLING, "server", 4, kill_at=3)
     assert died.returncode == -9, died.stderr
     events = [ast.literal_eval(line) for line in died.stdout.splitlines() if line[:1] == "{"]
@@ -248,13 +252,24 @@ def test_server_dies_with_a_killed_run_which_continues_without_drift(tmp_path: P
     assert session_members(first) == []
 
     said: list[str] = []
-    ctx = replace(
-        context(tmp_path, SEEDLING), emit=lambda event: said.append(event.get("message", ""))
-    )
-    run_stage(ctx, engine="vllm", vllm_mode="server")
+
+    def hear(event: dict[str, Any]) -> None:
+        said.append(event.get("message", ""))
+        if event.get("done") == 3 and "continuing from checkpoint-2" in said:
+            for pid in descendants(servers(said)[0]):
+                os.kill(pid, signal.SIGKILL)  # the supervisor then ends as its command did
+
+    ctx = replace(context(tmp_path, SEEDLING), emit=hear)
+    with pytest.raises(UserError, match=r"server .* in step 4 .*checkpoint-3 is saved") as caught:
+        run_stage(ctx, engine="vllm", vllm_mode="server")
+    assert "\n" not in str(caught.value)
+    assert "vllm-server.log" in str(caught.value)
     assert "continuing from checkpoint-2" in said
-    (second,) = servers(said)
-    assert session_members(second) == []
+    said.clear()
+    run_stage(ctx, engine="vllm", vllm_mode="server")
+    assert "continuing from checkpoint-3" in said
+    (last,) = servers(said)
+    assert session_members(last) == []
     rows = metrics(tmp_path)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert_one_policy(rows)

@@ -3,22 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from accelerate import PartialState
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PrinterCallback
 
-from ratchet.config import (
-    GrpoConfig,
-    GuardConfig,
-    ModelConfig,
-    PromptConfig,
-    RewardsConfig,
-    SamplerConfig,
-    WandbConfig,
-)
 from ratchet.drift import Guard
 from ratchet.prompts import STYLE_OF
 from ratchet.step_records import StepRecords
@@ -33,6 +22,7 @@ from tasks.rl.data import Prompts
 from tasks.rl.dev import DevCheck
 from tasks.rl.halt import Oversight
 from tasks.rl.rewards import checked_rewards
+from tasks.rl.sections import Sections
 from tasks.rl.settings import (
     attention,
     generation_batches,
@@ -43,25 +33,6 @@ from tasks.rl.trainer import Logged, RolloutTrainer
 from tasks.sampler.base import EngineSpec
 from tasks.sampler.opening import context_for
 from tasks.wandb_run import report_to
-
-
-@dataclass(frozen=True)
-class Sections:
-    """The configuration of the stage."""
-
-    model: ModelConfig
-    prompt: PromptConfig
-    sampler: SamplerConfig
-    rewards: RewardsConfig
-    grpo: GrpoConfig
-    guard: GuardConfig
-    wandb: WandbConfig
-
-    def as_json(self) -> dict[str, Any]:
-        """The sections by name, as JSON values."""
-        return {
-            field.name: getattr(self, field.name).model_dump(mode="json") for field in fields(self)
-        }
 
 
 def build_trainer(
@@ -140,6 +111,7 @@ def _engine_spec(
 ) -> EngineSpec:
     """How the policy is sampled; UserError when its context can't hold prompt and completion."""
     start, sampler, grpo = ctx.inputs["model"], sections.sampler, sections.grpo
+    engines = 1 if grpo.vllm_mode == "server" else PartialState().num_processes
     return EngineSpec(
         location=model_location(start),
         tokenizer=tokenizer,
@@ -148,6 +120,6 @@ def _engine_spec(
         max_model_len=context_for(
             model_context(start), sections.model, longest + sampler.max_completion_tokens
         ),
-        max_num_seqs=min(sampler.max_num_seqs, grpo.prompts_per_step * grpo.group_size),
+        max_num_seqs=min(sampler.max_num_seqs, grpo.prompts_per_step * grpo.group_size // engines),
         gpu_memory_utilization=grpo.vllm_memory_utilization,
     )

@@ -13,10 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from accelerate.utils import gather_object
+
 from ratchet.config import GuardConfig
 from ratchet.drift import ROUNDING, DriftError, Finding, Guard, Level
-from tasks.resume import MARKER, PREFIX
+from ratchet.errors import UserError
+from tasks.resume import MARKER, PREFIX, newest_checkpoint
 from tasks.rl.frozen import changed, frozen_checksums
+from tasks.sync.errors import ServerError
 
 if TYPE_CHECKING:
     from tasks.rl.trainer import RolloutTrainer
@@ -57,7 +61,9 @@ class Oversight:
         self._act(trainer, findings, None)
 
     def _check_base(self, trainer: RolloutTrainer) -> list[Finding]:
-        names = changed(self.base, frozen_checksums(trainer.model))
+        # Every process has a copy; what one finds ends them all.
+        mine = changed(self.base, frozen_checksums(trainer.model))
+        names = list(dict.fromkeys(gather_object(mine)))
         if not names:
             return []
         shown = ", ".join(names[:NUM_SHOWN]) + (" …" if len(names) > NUM_SHOWN else "")
@@ -101,10 +107,27 @@ class Oversight:
                 "Something writes to weights that aren't trained: a merge and unmerge in place, or "
                 "an optimizer or hook that was given too much."
             )
+        if not trainer.accelerator.is_main_process:
+            return ""  # the first process asks the sampler, and tells
         from tasks.rl.last_look import look
 
         rounding = ROUNDING[self.guard.dtype][1]
         return f"Probable cause: {look(trainer, scored, self.guard.surprise, rounding).words}"
+
+
+def lost_sampler(trainer: RolloutTrainer, error: ServerError) -> UserError:
+    """What to tell when the server failed; the policy is saved first, where it is that of a step
+    that is written down whole."""
+    step, logged = trainer.state.global_step, len(trainer.records.metrics())
+    if trainer.accelerator.num_processes == 1 and logged == step:
+        save_checkpoint(trainer)
+    newest = newest_checkpoint(Path(trainer.args.output_dir))
+    kept = "nothing was trained yet" if newest is None else f"{newest.name} is saved"
+    what, _, log = str(error).partition("\n")
+    return UserError(
+        f"{what} in step {step + 1} of GRPO, {log.partition(':')[0]}: {kept}, and the same command "
+        "goes on from there"
+    )
 
 
 def save_checkpoint(trainer: RolloutTrainer) -> Path | None:

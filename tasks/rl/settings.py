@@ -78,11 +78,6 @@ def trl_config(
     report_to: list[str],
 ) -> TrlGrpoConfig:
     """TRL's configuration; every optimizer step uses `prompts_per_step` groups."""
-    if grpo.refill_rounds and num_processes > 1:
-        raise UserError(
-            f"grpo.refill_rounds = {grpo.refill_rounds} needs a single training process, and there "
-            f"are {num_processes}: set grpo.refill_rounds = 0, or train in one process"
-        )
     on_gpu = torch.cuda.is_available()
     # A checkpoint between two passes over one batch would lose the batch.
     save_steps = math.ceil(grpo.save_every / grpo.num_iterations) * grpo.num_iterations
@@ -99,7 +94,7 @@ def trl_config(
             "generation_kwargs": {"stop_token_ids": list(spec.stop_ids)}
             | ({} if in_server else {"detokenize": False}),
         }
-    return TrlGrpoConfig(
+    config = TrlGrpoConfig(
         output_dir=str(folder),
         max_steps=grpo.steps,
         per_device_train_batch_size=grpo.micro_batch_size,
@@ -129,6 +124,7 @@ def trl_config(
         use_cpu=not on_gpu,
         # Costs a fifth of the time for much of the memory: not wanted where memory is plenty.
         gradient_checkpointing=on_gpu,
+        ddp_find_unused_parameters=False,  # every step trains all that is trained
         logging_steps=1,
         logging_nan_inf_filter=False,
         save_strategy="steps",
@@ -137,3 +133,6 @@ def trl_config(
         disable_tqdm=True,
         **extra,
     )
+    if not on_gpu:  # one of several processes has 'cpu:1' or so, onto which no checkpoint loads
+        config._setup_devices = torch.device("cpu")
+    return config

@@ -196,16 +196,18 @@ class RolloutTrainer(GRPOTrainer):
         self.records.write_rollouts(step, rank, rows)
 
     def _over_processes(self, figures: dict[str, float]) -> dict[str, float]:
-        """Each figure's mean over the processes, the largest for a maximum."""
+        """Each figure's mean over the processes, the largest for a maximum; for a standard error
+        that of the mean."""
         if not figures:
             return {}
         values = [list(figures.values())]
         mine = torch.tensor(values, dtype=torch.float64, device=self.accelerator.device)
         every = self.accelerator.gather(mine)
         means, largest = every.mean(dim=0).tolist(), every.amax(dim=0).tolist()
+        errors = (every.square().sum(dim=0).sqrt() / len(every)).tolist()
+        by_ending = {"_max": largest, "_se": errors}
         return {
-            name: largest[i] if name.endswith("_max") else means[i]
-            for i, name in enumerate(figures)
+            name: by_ending.get(name[name.rfind("_") :], means)[i] for i, name in enumerate(figures)
         }
 
     def _check_prompt_tokens(self, inputs: list[dict[str, Any]], scored: dict[str, Any]) -> None:

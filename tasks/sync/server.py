@@ -29,6 +29,7 @@ from tasks.sampler.vllm_engine import cache_gib
 from tasks.supervisor import Supervised
 from tasks.sync import server_worker
 from tasks.sync.engine import EngineSettings, free_port
+from tasks.sync.errors import ServerError
 from tasks.worker import set_environment
 
 BASE_MODEL = "base"
@@ -158,13 +159,13 @@ class VllmServer:
         except (requests.ConnectionError, requests.Timeout):
             return False
 
-    def failure(self, what: str) -> RuntimeError:
+    def failure(self, what: str) -> ServerError:
         """An error that says what the server did and quotes its log: the first errors, which are
         the cause, and the end."""
         lines = self.log_file.read_text(encoding="utf-8", errors="replace").splitlines()
         errors = [line for line in lines[:-TAIL_LINES] if ERROR.search(line)][:NUM_ERRORS]
         quoted = "\n".join([*errors, *lines[-TAIL_LINES:]])
-        return RuntimeError(f"the vLLM server {what}\nfrom {self.log_file}:\n{quoted}")
+        return ServerError(f"the vLLM server {what}\nfrom {self.log_file}:\n{quoted}")
 
     def close(self) -> None:
         """Stop the server and all that it started."""

@@ -44,8 +44,10 @@ class ServerClient(VLLMClient):
         """The server's answer, which is a good one."""
         try:
             response = self.session.request(method, self.base_url + path, **kwargs)
-        except requests.ConnectionError as error:
-            raise self.server.failure("does not answer") from error
+        except (requests.ConnectionError, requests.exceptions.ChunkedEncodingError) as error:
+            status = self.server.process.poll()
+            ended = "does not answer" if status is None else f"has ended with status {status}"
+            raise self.server.failure(ended) from error
         if response.status_code != 200:
             what = f"answered {path} with {response.status_code}: {response.text}"
             if response.status_code >= 500:  # the reason is in its log

@@ -1,0 +1,70 @@
+"""The memory of the device that models run on, asked for without loading torch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+MIB = 2**20
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """Where models run."""
+
+    name: str
+    is_gpu: bool
+    total: int
+    """Bytes there are."""
+    free: int
+    """Bytes that nobody uses now."""
+
+
+def _gpus() -> list[Device]:
+    """The machine's GPUs in nvidia-smi's order; none where it isn't installed or finds none."""
+    try:
+        done = subprocess.run(QUERY, capture_output=True, text=True, timeout=20, check=False)
+    except (FileNotFoundError, subprocess.TimeoutExpired):
+        return []
+    if done.returncode:
+        return []
+    rows = [line.rsplit(",", 2) for line in done.stdout.splitlines()]
+    return [
+        Device(name.strip(), True, int(total) * MIB, int(free) * MIB) for name, total, free in rows
+    ]
+
+
+def _kilobytes(text: str, name: str) -> int:
+    """A line of /proc/meminfo, in bytes."""
+    line = next(line for line in text.splitlines() if line.startswith(f"{name}:"))
+    return int(line.split()[1]) * 1024
+
+
+def _memory() -> Device | None:
+    """This machine's memory, or what the container it runs in may take of it."""
+    if not MEMINFO.is_file():
+        return None
+    text = MEMINFO.read_text(encoding="utf-8")
+    total, free = _kilobytes(text, "MemTotal"), _kilobytes(text, "MemAvailable")
+    limit = CGROUP / "memory.max"
+    if limit.is_file() and (most := limit.read_text(encoding="utf-8").strip()) != "max":
+        stat = (CGROUP / "memory.stat").read_text(encoding="utf-8").splitlines()
+        cache = next(int(line.split()[1]) for line in stat if line.startswith("inactive_file "))
+        used = int((CGROUP / "memory.current").read_text(encoding="utf-8")) - cache
+        total, free = min(total, int(most)), min(free, max(0, int(most) - used))
+    return Device("this machine's memory", False, total, free)
+
+
+def find_device() -> Device | None:
+    """The GPU that training would use (the first that CUDA_VISIBLE_DEVICES names), the machine's
+    memory where there is none; None where neither can be asked."""
+    gpus = _gpus()
+    if not gpus:
+        return _memory()
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return gpus[int(first)] if first.isdigit() and int(first) < len(gpus) else gpus[0]

@@ -1,0 +1,117 @@
+"""One of several training processes: `accelerate launch … -m tasks.rl.process FOLDER`.
+
+Reads its task in FOLDER, trains, and leaves there what came out (the first process) or what went
+wrong (each). Only the first process speaks to the person who watches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from ratchet.config import WandbConfig
+from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.store.store import write_durably
+from tasks.context import StageContext
+from tasks.rl.sections import Sections
+
+TASK = "task.pickle"
+RESULT = "result.json"
+EVENTS = "events.jsonl"
+FAILURE = "failure-{}.json"
+WAIT_SECONDS = 1800.0
+"""Longest wait of one process for another: more than an engine takes to start, and a hang beyond
+that is an error. A process that dies is noticed at once by the launcher."""
+LINGER_SECONDS = 5.0
+"""A process that failed stays so long. Had it lost its connection to one that was killed, the
+launcher sees that one first; and what ends all of them, the first of them tells best."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What the processes are started with."""
+
+    ctx: StageContext
+    sections: Sections
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a process ended."""
+
+    rank: int
+    is_users: bool
+    """Whether the user can mend it."""
+    message: str
+    time: float
+    """Seconds since 1970."""
+
+    @staticmethod
+    def read(file: Path) -> Failure:
+        """What a process has left."""
+        return Failure(**json.loads(file.read_text(encoding="utf-8")))
+
+
+def _emitter(folder: Path, rank: int) -> Callable[[dict[str, Any]], None]:
+    """Writes the first process's events for the stage's own process; the others are silent."""
+    if rank:
+        return lambda event: None
+    file = (folder / EVENTS).open("a", encoding="utf-8", buffering=1)
+
+    def emit(event: dict[str, Any]) -> None:
+        file.write(json.dumps(event) + "\n")
+
+    return emit
+
+
+def _train(folder: Path, rank: int) -> None:
+    import torch
+    from accelerate import PartialState
+
+    from tasks.grpo import prepare, train
+
+    # The trainer takes over the connection that is made here, with its time limit.
+    PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(seconds=WAIT_SECONDS))
+    task: Task = pickle.loads((folder / TASK).read_bytes())
+    sections = task.sections
+    if rank:
+        sections = replace(sections, wandb=WandbConfig(mode="disabled"))
+    ctx = replace(task.ctx, emit=_emitter(folder, rank))
+    os.chdir(ctx.work_dir)
+    result = train(ctx, sections, *prepare(ctx, sections))
+    if result is not None:
+        write_durably(folder / RESULT, json.dumps(asdict(result)))
+
+
+def main(folder: Path) -> int:
+    """Train; the exit code."""
+    rank = int(os.environ["RANK"])
+    try:
+        _train(folder, rank)
+    except Exception as error:
+        traceback.print_exc()
+        is_users = isinstance(error, UserError)
+        what = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        found = Failure(rank, is_users, str(error) if is_users else what, time.time())
+        write_durably(folder / FAILURE.format(rank), json.dumps(asdict(found)))
+        sys.stderr.flush()
+        if rank or not is_users:
+            time.sleep(LINGER_SECONDS)
+        return EXIT_USER_ERROR if is_users else 1
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # as tasks.worker does: no engine's exit handler shall hang what is done
