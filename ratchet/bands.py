@@ -9,6 +9,7 @@ asked again, so the lowest band would gain and the highest lose though nothing w
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
@@ -26,13 +27,19 @@ EDGES = (Fraction(1, 4), Fraction(1, 2), Fraction(3, 4))
 
 def pass_rate_band(num_right: int, num_samples: int) -> str:
     """'pass rate 0', 'pass rate 0 to 0.25' (without 0, with 0.25), …, 'pass rate 0.75 to 1'
-    (without 1), 'pass rate 1'; in alphabetical order from hard to easy."""
+    (without 1), 'pass rate 1'."""
     rate = Fraction(num_right, num_samples)
     if rate in (0, 1):
         return f"pass rate {rate}"
     low = max((edge for edge in EDGES if edge < rate), default=Fraction(0))
     high = min((edge for edge in EDGES if edge >= rate), default=Fraction(1))
     return f"pass rate {float(low):g} to {float(high):g}"
+
+
+def band_order(band: str) -> list[str | float]:
+    """To sort bands by: numbers in their names count as numbers, so that 10 comes after 9."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", band)
+    return [float(part) if index % 2 else part for index, part in enumerate(parts)]
 
 
 def measured_bands(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
+from ratchet.bands import band_order
 from ratchet.errors import UserError
 from ratchet.stats import (
     change_interval,
@@ -95,7 +96,7 @@ def slices(benchmark_q: list[str], band_q: list[str]) -> Iterator[Slice]:
     for benchmark in dict.fromkeys(benchmark_q):
         inside = benchmarks == benchmark
         yield Slice(benchmark, ALL_BANDS, inside)
-        found = sorted(set(bands[inside]))
+        found = sorted(set(bands[inside]), key=band_order)
         if len(found) > 1:
             for band in found:
                 yield Slice(benchmark, band, inside & (bands == band))

@@ -10,7 +10,8 @@ import pytest
 from made_up import question
 from test_compare import answers, run
 
-from ratchet.bands import BANDING, pass_rate_band
+from ratchet.bands import BANDING, band_order, pass_rate_band
+from ratchet.comparison import slices
 from ratchet.config import EvaluateConfig, PromptConfig, RunConfig, SourceConfig, SourceKind
 from ratchet.dag import nodes
 from ratchet.errors import UserError
@@ -33,9 +34,19 @@ def test_band_edges() -> None:
         "pass rate 0.75 to 1",
         "pass rate 1",
     ]
-    assert names == sorted(names)
+    assert sorted(set(names), key=band_order) == list(dict.fromkeys(names))
     assert pass_rate_band(1, 3) == "pass rate 0.25 to 0.5"
     assert pass_rate_band(2, 3) == "pass rate 0.5 to 0.75"
+
+
+def test_bands_of_sources_stand_in_order() -> None:
+    for bands in (
+        ["level 1", "level 2", "level 5"],
+        ["difficulty 2", "difficulty 9", "difficulty 10"],
+        ["1 step", "2 steps", "8+ steps", "unannotated"],
+    ):
+        parts = slices(["b"] * len(bands), bands[::-1])
+        assert [part.band for part in parts] == ["all", *bands]
 
 
 def by_band(tmp_path: Path, banding: dict[str, str], baseline: dict[str, str]) -> dict[str, Any]:

@@ -14,11 +14,14 @@ from made_up import artifact, question
 from test_shards import ALONE, PROMPT, SAMPLER, rows, stage_context
 from tiny_model import tiny_tokenizer
 
+from ratchet.cli_benchmark import prepare_benchmark
+from ratchet.cli_plan import Request
 from ratchet.config import BenchmarkConfig, ModelConfig, PromptFormat
 from ratchet.errors import UserError
 from ratchet.format_words import sentences
 from ratchet.model_check import SEEDLING, packaged_model_dir
 from ratchet.prompts.thinking import check_thinking, has_switch
+from ratchet.store.runs import RunRecord
 from ratchet.store.store import Artifact
 from tasks import benchmark
 from tasks.benchmark import Setting, measure
@@ -120,7 +123,9 @@ def sampled(texts: list[str], reasons: list[str]) -> Sampled:
             "num_tokens": [10**index for index in range(len(texts))],
         }
     )
-    return Sampled(table, num_shards=1, num_reused=0, new_tokens=0, generate_seconds=0.0)
+    return Sampled(
+        table, num_shards=1, num_reused=0, new_tokens=0, generate_seconds=0.0, wall_seconds=0.0
+    )
 
 
 def test_only_what_follows_a_thought_is_scored() -> None:
@@ -264,3 +269,16 @@ def test_what_cannot_be_measured_is_refused_before_an_engine_opens(tmp_path: Pat
     with pytest.raises(UserError, match=r"model\.enable_thinking asks for thinking"):
         benchmark.run(ctx, benchmark=BenchmarkConfig(), **thinking)
     assert not list(ctx.store.artifacts())
+
+
+def test_the_command_asks_for_the_measuring_alone(tmp_path: Path) -> None:
+    def prepared(*assignments: str) -> RunRecord:
+        wanted = Request("demo", None, list(assignments), None, None, tmp_path)
+        return prepare_benchmark(wanted, force=False, command="ratchet benchmark")
+
+    record = prepared("benchmark.thinking=[false,true]", 'benchmark.decoding=["model"]')
+    assert (record.name, record.targets) == ("demo-benchmark", ["benchmark"])
+    assert record.config["benchmark"]["thinking"] == [False, True]
+    assert prepared("questions.dev=[]", "benchmark.role=test").targets == ["benchmark"]
+    with pytest.raises(UserError, match=r"questions\.dev is empty: add a source"):
+        prepared("questions.dev=[]")
