@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ROWS = 131_072
-MERGE_ROWS = 2_000_000  # partial sums held before they are merged
+MERGE_ROWS = 1_000_000  # partial sums held beside the merged ones before they are merged too
 MOST_RATES = 32
 """Pass rates that a histogram tells apart."""
 Score = Literal["lenient", "strict"]
@@ -124,7 +124,7 @@ def read_groups(path: Path, batch_rows: int = BATCH_ROWS) -> Groups:
         flags = [batch.column(name).cast(pa.int64()) for name in ("lenient", "strict")]
         names = ["question_id", "samples", "lenient", "strict"]
         parts.append(_merge([pa.table([batch.column("question_id"), ones, *flags], names)]))
-        if sum(map(len, parts)) > MERGE_ROWS:
+        if sum(map(len, parts[1:])) > MERGE_ROWS:
             parts = [_merge(parts)]
         for item in pc.value_counts(batch.column("status")).to_pylist():
             status_counts[item["values"]] = status_counts.get(item["values"], 0) + item["counts"]

@@ -1,9 +1,10 @@
 """Choose the questions that RL trains on, and say why for each one.
 
 Kept: questions whose pass rate lies between the bounds of `filter`, less a seeded `warmup_share` of
-them, and a seeded `easy_share` of the always-right ones. The others warm the model up if they have a reference solution and are
-dropped otherwise, so the two phases of training never share a question. The stage stops with the
-headroom in its message when nothing (or too little) is left to learn.
+them, and a seeded `easy_share` of the always-right ones. The others warm the model up if they have
+a reference solution (those held back: in any case) and are dropped otherwise, so the two phases of
+training never share a question. The stage stops with the headroom in its message when nothing is
+left to learn.
 
 Scores are counted in batches and selected as arrays: memory follows the number of questions.
 """
@@ -305,6 +306,8 @@ def run(ctx: StageContext, *, filter: FilterConfig, grpo: GrpoConfig) -> StageRe
             "least 2; raise presample.k and sample again"
         )
     known_q = num_samples_q >= 2
+    # Each question has one row, hence one role: RL and warm-up share none.
+    assert (np.bincount(row_q[known_q]) <= 1).all(), "a question was selected twice"
     groups = reorder(counted, row_q[known_q])
     selection = select(groups, solved_q[known_q], filter, ctx.seed)
     found = headroom(groups, grpo.group_size, float(solved_q.mean()))
@@ -319,7 +322,6 @@ def run(ctx: StageContext, *, filter: FilterConfig, grpo: GrpoConfig) -> StageRe
             ids.filter(pa.array(~known_q)), num_samples_q[~known_q], solved_q[~known_q]
         )
         table = pa.concat_tables([table, unseen.cast(table.schema)])
-    _assert_disjoint(table)
     ctx.write_table("selection", table)
     ctx.log(
         f"{selection.count(Role.RL):,} questions for RL, {rl_live_share:.0%} of their groups "
@@ -338,11 +340,3 @@ def run(ctx: StageContext, *, filter: FilterConfig, grpo: GrpoConfig) -> StageRe
         "recommendation": advice.as_dict(),
     }
     return StageResult(summary=summary, markdown=_markdown(summary, found))
-
-
-def _assert_disjoint(table: pa.Table) -> None:
-    """Every question has one row, hence one role: RL and warm-up share none."""
-    import pyarrow.compute as pc
-
-    ids = table.column("question_id")
-    assert pc.count_distinct(ids).as_py() == len(ids), "a question was selected twice"
