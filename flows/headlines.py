@@ -60,7 +60,8 @@ def _presample(summary: Summary) -> str:
 
 
 def _loss(summary: Summary) -> str:
-    return f"loss {summary['first_loss']:.3f} → {summary['final_loss']:.3f}"
+    dev = f", dev {_share(summary['dev_strict_best'])}" if "dev_strict_best" in summary else ""
+    return f"loss {summary['first_loss']:.3f} → {summary['final_loss']:.3f}{dev}"
 
 
 HEADLINES: dict[str, Callable[[Summary], str]] = {

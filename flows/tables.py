@@ -15,9 +15,9 @@ Row = dict[str, Any]
 MAX_STEPS = 200
 """Training steps shown, evenly spread."""
 TRAINING_COLUMNS = (
-    "step", "loss", "reward", "strict", "lenient", "live_share", "status/parse_failure",
-    "truncated_share", "mean_tokens", "drift_mean", "drift_max", "dropped_share",
-    "effective_sample_share", "grad_norm", "tokens_per_second", "step_seconds",
+    "step", "loss", "reward", "strict", "lenient", "dev_strict", "live_share",
+    "status/parse_failure", "truncated_share", "mean_tokens", "drift_mean", "drift_max",
+    "dropped_share", "effective_sample_share", "grad_norm", "tokens_per_second", "step_seconds",
 )  # fmt: skip
 """Of the metrics table, besides each reward's mean; a run may lack some."""
 STORED = {

@@ -326,11 +326,16 @@ def make_run(
     chosen = filter.run(ctx, filter=FilterConfig(), grpo=GrpoConfig(group_size=GROUP))
     nodes["filter"] = _finished(ctx, "filter", chosen)
     if warmstart:
-        loss = [{"step": step, "loss": 0.4 + 1.1 * 0.85**step} for step in range(1, 31)]
+        dev = {10: 0.7, 20: 0.81, 30: 0.78}
+        loss = [
+            {"step": step, "loss": 0.4 + 1.1 * 0.85**step, "dev_strict": dev.get(step)}
+            for step in range(1, 31)
+        ]
         nodes["warmstart"] = artifact(
             root / "warmstart",
             "warmstart_sft",
             {"metrics": loss},
+            summary={"best_step": 20, "dev_strict_best": 0.81},
             device_seconds=9.0,
             duration_seconds=12.0,
         )

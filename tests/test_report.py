@@ -297,6 +297,15 @@ def test_another_style_sheet_makes_the_report_anew(tmp_path: Path) -> None:
     assert planned.fingerprints == {"page": templates.fingerprint()}
 
 
+def test_the_warm_start_says_which_checkpoint_was_kept(nodes: dict[str, Artifact]) -> None:
+    chart = curves.warmstart_loss(gather(nodes, "test-run"))
+    assert chart is not None
+    assert chart.caption.endswith(
+        "Of 3 checkpoints that of step 20 was kept, with 81.0% of the dev questions strictly right "
+        "(the first: 70.0%, the last: 78.0%)."
+    )
+
+
 def test_a_run_without_warm_start_benchmark_or_drift(tmp_path: Path) -> None:
     nodes = make_run(tmp_path / "run", warmstart=False, benchmark=False, size=24, rl=0.75)
     data = gather(nodes, "test-run")

@@ -266,4 +266,17 @@ def warmstart_loss(data: Gathered) -> Chart | None:
     name = "Distillation" if opd else "Fine-tuning"
     what = "Divergence from the teacher" if opd else "Cross-entropy on the answer's tokens"
     title = f"{name}: the loss goes from {start:.2f} to {end:.2f} in {len(found[0])} steps"
-    return Chart(title, svg, f"{what} per step.")
+    return Chart(title, svg, f"{what} per step.{_chosen(data)}")
+
+
+def _chosen(data: Gathered) -> str:
+    """What the dev questions said of the warm start's checkpoints, if they were asked."""
+    checked = series(data.warmstart_metrics, "dev_strict")
+    if checked is None:
+        return ""
+    summary = data.manifests["warmstart"].summary
+    return (
+        f" Of {len(checked[0])} checkpoints that of step {summary['best_step']} was kept, with "
+        f"{percent(summary['dev_strict_best'])} of the dev questions strictly right (the first: "
+        f"{percent(checked[1][0])}, the last: {percent(checked[1][-1])})."
+    )
