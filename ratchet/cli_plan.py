@@ -60,8 +60,9 @@ def resolve(request: Request, store: Store) -> tuple[RunConfig, RunRecord | None
 
 
 def _checked(config: RunConfig, store: Store) -> RunConfig:
-    """The configuration with `rollouts.path` resolved in the store; UserError when that or the
-    model can't be used."""
+    """The configuration with `rollouts.path` resolved in the store; UserError when what it names or
+    the model can't be used."""
+    from ratchet.dag import logged_by
     from ratchet.rollout_files import resolve as resolve_rollouts
 
     _check_model(config)
@@ -70,6 +71,9 @@ def _checked(config: RunConfig, store: Store) -> RunConfig:
         return config
     named = config.rollouts.model_copy(update={"path": resolve_rollouts(store, path)})
     return config.model_copy(update={"rollouts": named})
+    if not logged_by(named):
+        assert named.path is not None
+        open_source(Path(named.path), named)
 
 
 def _check_model(config: RunConfig) -> None:

@@ -47,23 +47,29 @@ def resolve(store: Store, named: str) -> str:
     """What `rollouts.path` stands for: the absolute path of a file or folder that exists, else
     `grpo/<key>` of the artifact it names in the store, else the folder where a GRPO run that hasn't
     finished keeps its steps. UserError when it names none of them."""
-    from ratchet.store.lineage import find_artifact, find_run, names_a_run
+    from ratchet.store.lineage import find_artifact, names_a_run
+    from ratchet.store.runs import all_runs, load_run
     from ratchet.training import STAGE, STEPS_FOLDER
 
     path = Path(named).expanduser()
     if path.exists():
         return str(path.resolve())
+    head, _, name = named.partition("/")
+    is_run = bool(all_runs(store)) and names_a_run(store, head)
     try:
-        ref = f"{named}/{STAGE}" if names_a_run(store, named) else named
-        head, _, node = ref.partition("/")
-        if names_a_run(store, head) and node in (nodes := find_run(store, head).nodes):
-            steps = store.work_folder(nodes[node].stage, nodes[node].key) / STEPS_FOLDER
-            if store.find(nodes[node].stage, nodes[node].key) is None and steps.is_dir():
-                return str(steps)
-        artifact = find_artifact(store, ref)
+        artifact = find_artifact(store, f"{head}/{name or STAGE}" if is_run else named)
     except UserError as error:
+        node = load_run(store, head).nodes.get(name or STAGE) if is_run else None
+        if node is not None:
+            steps = store.work_folder(node.stage, node.key) / STEPS_FOLDER
+            if steps.is_dir():
+                return str(steps)
+        if is_run:
+            raise UserError(f"rollouts.path: {error}") from None
         raise UserError(
-            f"rollouts.path: no file or folder {path.absolute()}, and {error}"
+            f"rollouts.path: there is no file or folder {path.absolute()}, and no run or artifact "
+            f"'{head}' in {store.root}: name RUN/{STAGE}, TRL's output folder, a wandb run or an "
+            "exported table"
         ) from None
     if artifact.manifest.stage != STAGE:
         raise UserError(

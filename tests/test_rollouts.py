@@ -12,12 +12,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from made_up import Rows, artifact, context, question
+from made_up_store import commit
 
 from ratchet.config import FilterConfig, GrpoConfig, PromptConfig, PromptFormat, RolloutsConfig
 from ratchet.errors import UserError
 from ratchet.questions.match import QuestionFinder
 from ratchet.rollout_files import fingerprint, resolve
 from ratchet.schemas import read_table
+from ratchet.store.runs import NodeRecord, RunRecord, create_run
 from ratchet.store.store import Store
 from tasks import filter as filter_stage
 from tasks import rollouts as stage
@@ -291,5 +293,29 @@ def test_what_a_path_can_name(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     path = write(tmp_path / "t.parquet", LOGGED)
     assert resolve(store, str(path)) == str(path)
-    with pytest.raises(UserError, match=r"rollouts\.path: no file or folder .*, and "):
+    with pytest.raises(UserError, match=r"no file or folder .*latest/grpo, and no run .*'latest'"):
         resolve(store, "latest/grpo")
+    made, died = "ab" * 10, "cd" * 10
+    commit(store, "grpo", made, {"rollouts": ours()})
+    commit(store, "questions", made, {"questions": asked()})
+    for name, key in [("done", made), ("died", died)]:
+        record = RunRecord(
+            run_id=f"{name}-1",
+            name=name,
+            created_at="2026-01-01T00:00:00+00:00",
+            config={},
+            command="",
+            targets=["grpo"],
+            nodes={n: NodeRecord(stage=n, key=key) for n in ("questions", "grpo")},
+        )
+        create_run(store, record)
+    for named in ("done", "done/grpo", "done-1/grpo", f"grpo/{made[:6]}"):
+        assert resolve(store, named) == f"grpo/{made}"
+    with pytest.raises(UserError, match="'grpo' of run died-1 has not been made"):
+        resolve(store, "died")
+    steps = store.work_folder("grpo", died) / "steps"
+    write(steps / "rollouts-0000001-0.parquet", ours())
+    assert resolve(store, "died/grpo") == str(steps)
+    assert right(run(tmp_path / "r", steps)[0]) == {"one": "-+"}
+    with pytest.raises(UserError, match=r"questions/abab.* logged no rollouts: name a GRPO stage"):
+        resolve(store, "done/questions")
