@@ -64,6 +64,7 @@ def _checked(config: RunConfig, store: Store) -> RunConfig:
     the model can't be used."""
     from ratchet.dag import logged_by
     from ratchet.rollout_files import resolve as resolve_rollouts
+    from ratchet.rollout_rows import open_source
 
     _check_model(config)
     path = config.rollouts.path
