@@ -2,35 +2,39 @@
 
 Sampling and scoring are separate artifacts, so another reward or a better verifier scores again
 without generating. Completions are read, scored and written in batches: memory doesn't grow with
-their number. A reward that does not apply to a completion is null in its column, never zero.
+their number. Many are scored in several processes, with the same table. A reward that does not
+apply to a completion is null in its column, never zero.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
+import os
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.config import PromptConfig, PromptFormat, RewardsConfig
 from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF
-from ratchet.rewards import (
-    default_weights,
-    resolve_rewards,
-    total_reward,
-)
+from ratchet.rewards import default_weights, resolve_rewards
 from ratchet.schemas import check_schema, schema
 from ratchet.store.store import Artifact
 from ratchet.verifier import Status, Style, close_shared_pool, verify_batch
 from tasks.context import StageContext, StageResult
 from tasks.rl.rewards import CheckedReward
+from tasks.supervisor import die_with_parent
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 BATCH_ROWS = 4096
+PARALLEL_ROWS = 16_384
+"""Completions from which several processes score: they take a second or two to start."""
+MOST_PROCESSES = 16
 PREFIX = "reward_"
 COMPLETION_COLUMNS = [
     "question_id",
@@ -56,7 +60,6 @@ class Tally:
     reward_sums: Counter[str] = field(default_factory=Counter)
     reward_counts: Counter[str] = field(default_factory=Counter)
     """Completions that a reward applied to."""
-    total_sum: float = 0.0
 
     def add(self, columns: dict[str, list[Any]], weights: dict[str, float]) -> None:
         """Add one scored batch."""
@@ -69,8 +72,6 @@ class Tally:
             given = [value for value in columns[PREFIX + name] if value is not None]
             self.reward_sums[name] += sum(given)
             self.reward_counts[name] += len(given)
-        for values in zip(*(columns[PREFIX + name] for name in weights), strict=True):
-            self.total_sum += total_reward(dict(zip(weights, values, strict=True)), weights)
 
     def summary(self, weights: dict[str, float]) -> dict[str, Any]:
         """Means and rates; the mean of a reward is over the completions it applies to."""
@@ -89,7 +90,7 @@ class Tally:
             },
             "reward_applies_share": {name: self.reward_counts[name] / n for name in weights},
             "reward_weights": weights,
-            "total_reward_mean": self.total_sum / n,
+            "total_reward_mean": sum(w * self.reward_sums[name] for name, w in weights.items()) / n,
         }
 
 
@@ -128,6 +129,56 @@ class Scorer:
         for reward in self.rewards:
             columns[PREFIX + reward.__name__] = reward(texts, **known)
         return columns
+
+
+def make_scorer(style: Style, weights: Mapping[str, float], prefilled: str) -> Scorer:
+    """The scorer of one style with the rewards that `weights` names."""
+    found = [CheckedReward(name, function) for name, function, _ in resolve_rewards(weights)]
+    return Scorer(style, found, prefilled)
+
+
+def num_processes(num_rows: int, style: Style) -> int:
+    """Processes that score side by side. Boxed answers are compared by the verifier's own pool."""
+    if num_rows < PARALLEL_ROWS or style is Style.BOXED:
+        return 1
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+
+
+def scored(
+    batches: Iterable[tuple[pa.Table, pa.Table]],
+    processes: int,
+    style: Style,
+    weights: Mapping[str, float],
+    prefilled: str,
+) -> Iterator[dict[str, list[Any]]]:
+    """Columns of the scores table for each batch (completions, their questions), in order. Few
+    batches are under way at once, however many there are."""
+    if processes == 1:
+        scorer = make_scorer(style, weights, prefilled)
+        yield from (scorer.columns(*batch) for batch in batches)
+        return
+    start = (os.getpid(), style, dict(weights), prefilled)
+    with ProcessPoolExecutor(processes, get_context("spawn"), _begin, start) as pool:
+        waiting: deque[Future[dict[str, list[Any]]]] = deque()
+        for batch in batches:
+            waiting.append(pool.submit(_score, *batch))
+            if len(waiting) > 2 * processes:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+
+_scorers: list[Scorer] = []
+"""In a scoring process: its scorer."""
+
+
+def _begin(parent: int, style: Style, weights: dict[str, float], prefilled: str) -> None:
+    die_with_parent(parent)
+    _scorers.append(make_scorer(style, weights, prefilled))
+
+
+def _score(completions: pa.Table, questions: pa.Table) -> dict[str, list[Any]]:
+    return _scorers[0].columns(completions, questions)
 
 
 def reward_weights(config: RewardsConfig, prompt_format: PromptFormat) -> dict[str, float]:
@@ -217,11 +268,8 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rewards: RewardsConfig) -> S
     import pyarrow.parquet as pq
 
     weights = reward_weights(rewards, prompt.format)
-    scorer = Scorer(
-        style=STYLE_OF[prompt.format],
-        rewards=[CheckedReward(name, function) for name, function, _ in resolve_rewards(weights)],
-        prefilled=ctx.inputs["questions"].manifest.summary["prefilled"],
-    )
+    style = STYLE_OF[prompt.format]
+    prefilled = ctx.inputs["questions"].manifest.summary["prefilled"]
     questions = read_questions(ctx.inputs["questions"])
     path = ctx.inputs["completions"].path("completions.parquet")
     total = pq.read_metadata(path).num_rows
@@ -230,8 +278,12 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rewards: RewardsConfig) -> S
     tally = Tally()
     out_schema = schema("scores", [PREFIX + name for name in weights])
     with pq.ParquetWriter(ctx.out_dir / "scores.parquet", out_schema, compression="zstd") as writer:
-        for completions in completion_batches(path, prompt.format):
-            columns = scorer.columns(completions, questions_of(completions, questions))
+        batches = (
+            (completions, questions_of(completions, questions))
+            for completions in completion_batches(path, prompt.format)
+        )
+        processes = num_processes(total, style)
+        for columns in scored(batches, processes, style, weights, prefilled):
             writer.write_table(pa.table(columns, schema=out_schema))
             tally.add(columns, weights)
             ctx.progress(tally.num_samples, total, "completions")

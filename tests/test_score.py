@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ratchet.config import PromptConfig, PromptFormat, RewardsConfig
 from ratchet.errors import UserError
 from ratchet.prompts import OPENING_TAG
 from ratchet.schemas import read_table
+from ratchet.verifier import Style
 from tasks import score as stage
 
 PERFECT = "<start_working_out>\n2 + 2 = 4\n<end_working_out>\n<SOLUTION>4</SOLUTION>"
@@ -106,6 +108,31 @@ def test_an_opening_tag_written_by_the_template_counts_as_written(tmp_path: Path
     row = run(tmp_path / "b", [completion(text, 0)], prefilled=True)[0][0]
     assert row["strict"]
     assert row["reward_tag_check"] == 0.5
+
+
+def not_a_number(completions: list[str], **columns: Any) -> list[float]:
+    return [float("nan")] * len(completions)
+
+
+def test_several_processes_write_the_same_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [completion(TEXTS[index % 4], index) for index in range(23)]
+    monkeypatch.setattr(stage, "BATCH_ROWS", 2)
+    for name in "abc":
+        (tmp_path / name).mkdir()
+    alone = run(tmp_path / "a", rows)
+    monkeypatch.setattr(stage, "num_processes", lambda total, style: 2)
+    assert run(tmp_path / "b", rows) == alone
+    with pytest.raises(UserError, match="returned nan: return a finite number"):
+        run(tmp_path / "c", rows, {"test_score:not_a_number": 1.0})
+
+
+def test_when_processes_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
+    assert stage.num_processes(stage.PARALLEL_ROWS - 1, Style.TAGS) == 1
+    assert stage.num_processes(stage.PARALLEL_ROWS, Style.TAGS) == stage.MOST_PROCESSES
+    assert stage.num_processes(10**6, Style.BOXED) == 1
 
 
 def test_mixed_completions_are_refused(tmp_path: Path) -> None:
