@@ -23,6 +23,7 @@ from ratchet import (
     cli_compare,
     cli_export,
     cli_plan,
+    cli_redraw,
     cli_training,
     cli_verify,
 )
@@ -38,6 +39,7 @@ app = typer.Typer(
 cli_browse.register(app)
 cli_compare.register(app)
 cli_export.register(app)
+cli_redraw.register(app)
 cli_training.register(app)
 cli_verify.register(app)
 

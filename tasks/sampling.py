@@ -38,6 +38,9 @@ class Sampled:
     generate_seconds: float
     """Time that engines spent generating the shards made now, summed over workers; opening them
     isn't counted."""
+    wall_seconds: float
+    """From the moment the first engine began to the last shard of the whole call; 0 if all was
+    reused."""
 
 
 def sample_shards(
@@ -65,6 +68,7 @@ def sample_shards(
         ctx.log(f"{len(there)} of {len(wanted)} shards exist already and are reused")
     missing = {key: shard for key, shard in wanted.items() if key not in there}
     new: dict[str, Made] = {}
+    wall_seconds = 0.0
     if missing:
         progress = Progress(
             ctx,
@@ -73,9 +77,10 @@ def sample_shards(
         )
         longest = max(len(prompt) for shard in wanted.values() for prompt in shard.prompts)
         new = _make(Work(ctx, model_config, sampler, longest), missing, workers, progress)
+        wall_seconds = progress.seconds()
     made = there | {key: ctx.store.get(STAGE, key) for key in missing}
     return [
-        _collect(request, [key for _, key in plan], made, new)
+        _collect(request, [key for _, key in plan], made, new, wall_seconds)
         for request, plan in zip(requests, plans, strict=True)
     ]
 
@@ -113,6 +118,7 @@ def _collect(
     keys: list[str],
     made: Mapping[str, Artifact],
     new: Mapping[str, Made],
+    wall_seconds: float,
 ) -> Sampled:
     """The answer to one request; `new` has the shards that were made for it."""
     own = [new[key] for key in keys if key in new and new[key].num_tokens]
@@ -122,4 +128,5 @@ def _collect(
         num_reused=len(keys) - len(own),
         new_tokens=sum(one.num_tokens for one in own),
         generate_seconds=sum(one.seconds for one in own),
+        wall_seconds=wall_seconds if own else 0.0,
     )

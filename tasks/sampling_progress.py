@@ -59,9 +59,13 @@ class Progress:
         """A worker has died: the shard it was at counts for nothing."""
         self.underway.pop(worker, None)
 
+    def seconds(self) -> float:
+        """Time since the first engine began; 0 while none has."""
+        return 0.0 if self.began is None else time.monotonic() - self.began
+
     def _tell(self, now: float) -> None:
         self.told_at = now
-        elapsed = max(now - (self.began or now), 1e-9)
+        elapsed = max(self.seconds(), 1e-9)
         made = self.num_made + sum(done for done, _ in self.underway.values())
         tokens = self.tokens_made + sum(tokens for _, tokens in self.underway.values())
         done = self.num_reused + made

@@ -14,8 +14,8 @@ import multiprocessing
 import os
 import traceback
 from collections import deque
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -56,6 +56,22 @@ def _unheard(event: dict[str, Any]) -> None:
     """The place of a sink that a process sets for itself."""
 
 
+@contextmanager
+def open_engine(work: Work) -> Iterator[Sampler]:
+    """The engine that shards are drawn with."""
+    # vLLM schedules requests in the same order every time only when it doesn't take them in from
+    # another process.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    work.ctx.log(f"loading the model into {work.sampler.engine}")
+    with open_sampler(
+        work.ctx.inputs["model"],
+        model_config=work.model_config,
+        sampler=work.sampler,
+        max_prompt_tokens=work.longest_prompt,
+    ) as engine:
+        yield engine
+
+
 class Maker:
     """Makes shards one after the other; its engine is opened for the first that is missing."""
 
@@ -71,18 +87,7 @@ class Maker:
 
     def _open(self) -> Sampler:
         if self._engine is None:
-            # vLLM schedules requests in the same order every time only when it doesn't take them
-            # in from another process.
-            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-            work = self.work
-            work.ctx.log(f"loading the model into {work.sampler.engine}")
-            opened = open_sampler(
-                self.shards.model,
-                model_config=work.model_config,
-                sampler=work.sampler,
-                max_prompt_tokens=work.longest_prompt,
-            )
-            self._engine = self._stack.enter_context(opened)
+            self._engine = self._stack.enter_context(open_engine(self.work))
         return self._engine
 
     def close(self) -> None:

@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -176,29 +171,6 @@ def test_durations_in_words() -> None:
 
 
 @pytest.mark.slow
-def test_a_larger_k_draws_only_the_missing_block(tmp_path: Path) -> None:
-    questions = rows(5)
-    config = PresampleConfig(k=4, k_block=4, shard_questions=3)
-    run = {"model": MODEL, "prompt": PROMPT, "sampler": SAMPLER, "workers": ALONE}
-    first_ctx = stage_context(tmp_path, "first", questions)
-    first = presample.run(first_ctx, presample=config, **run)
-    assert (first.summary["num_shards"], first.summary["num_shards_reused"]) == (2, 0)
-    second_ctx = stage_context(tmp_path, "second", questions)
-    second = presample.run(second_ctx, presample=config.model_copy(update={"k": 8}), **run)
-    assert (second.summary["num_shards"], second.summary["num_shards_reused"]) == (4, 2)
-
-    small = artifact(first_ctx.out_dir, "presample", {}).table("completions").to_pylist()
-    large = artifact(second_ctx.out_dir, "presample", {}).table("completions").to_pylist()
-    assert [row for row in large if row["sample_index"] < 4] == small
-    order = [(row["question_id"], row["sample_index"]) for row in large]
-    assert order == [(row["question_id"], index) for row in questions for index in range(8)]
-    assert second.sampled_tokens == sum(r["num_tokens"] for r in large if r["sample_index"] >= 4)
-    assert second.summary["num_tokens"] == sum(row["num_tokens"] for row in large)
-    blocks = [[r["text"] for r in large if r["sample_index"] // 4 == block] for block in (0, 1)]
-    assert blocks[0] != blocks[1]
-
-
-@pytest.mark.slow
 def test_no_engine_is_opened_when_everything_is_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -240,57 +212,6 @@ def test_a_damaged_shard_is_made_again_and_comes_out_the_same(tmp_path: Path) ->
     (again,) = sample_shards(again_ctx, wanted, model_config=MODEL, sampler=SAMPLER, workers=ALONE)
     assert again.num_reused == 1
     assert again.table == made.table
-
-
-KILLED = """
-import sys
-from pathlib import Path
-sys.path.insert(0, "tests")
-from test_shards import ALONE, MODEL, SAMPLER, request, rows, sample_shards, stage_context
-questions = rows(8)
-ctx = stage_context(Path(sys.argv[1]), "killed", questions)
-wanted = [request(questions, shard_questions=1)]
-sample_shards(ctx, wanted, model_config=MODEL, sampler=SAMPLER, workers=ALONE)
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_run_goes_on_at_the_first_missing_shard(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], cwd=Path(__file__).parents[1]
-    )
-    samples = tmp_path / "store" / "samples"
-    deadline = time.monotonic() + 120
-    while len(list(samples.glob("*/manifest.json"))) < 3:
-        assert process.poll() is None, "it finished before it could be killed"
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
-    complete = len(list(samples.glob("*/manifest.json")))
-    assert 3 <= complete < 16
-
-    questions = rows(8)
-    wanted = [request(questions, shard_questions=1)]
-    (resumed,) = sample_shards(
-        stage_context(tmp_path, "resumed", questions),
-        wanted,
-        model_config=MODEL,
-        sampler=SAMPLER,
-        workers=ALONE,
-    )
-    assert resumed.num_reused == complete
-    fresh = tmp_path / "fresh"
-    fresh.mkdir()
-    (straight,) = sample_shards(
-        stage_context(fresh, "straight", questions),
-        wanted,
-        model_config=MODEL,
-        sampler=SAMPLER,
-        workers=ALONE,
-    )
-    assert straight.num_reused == 0
-    assert resumed.table == straight.table
 
 
 @pytest.mark.slow

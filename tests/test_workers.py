@@ -129,7 +129,15 @@ def test_a_worker_s_mistake_is_the_stage_s(tmp_path: Path) -> None:
 
 def is_worker(pid: int) -> bool:
     """Whether a process is one that `multiprocessing` spawned for us."""
-    return b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b"spawn_main" in command_line(pid)
+
+
+def command_line(pid: int) -> bytes:
+    """How a process was started; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
 
 
 STAGE = """
@@ -173,9 +181,25 @@ def test_workers_end_with_a_killed_stage_and_the_rerun_finishes(
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray isn't installed")
 def test_ray_actors_make_what_one_process_makes(tmp_path: Path, alone: Sampled) -> None:
-    found = sample(stage_context(tmp_path, "a", QUESTIONS), WorkersConfig(count=2, ray="local"))
+    """One of them is killed when the first shard is finished."""
+    killed: list[int] = []
+
+    def kill_one(event: dict[str, Any]) -> None:
+        if event["event"] == "progress" and event["done"] and not killed:
+            actors = [pid for pid in descendants(os.getpid()) if is_busy_actor(pid)]
+            os.kill(actors[0], signal.SIGKILL)
+            killed.append(actors[0])
+
+    ctx = replace(stage_context(tmp_path, "a", QUESTIONS), emit=kill_one)
+    found = sample(ctx, WorkersConfig(count=2, ray="local"))
+    assert killed
     assert found.table == alone.table
-    assert (found.num_reused, found.new_tokens) == (0, alone.new_tokens)
+    assert found.num_shards == NUM_SHARDS
+
+
+def is_busy_actor(pid: int) -> bool:
+    """Whether a process is a Ray actor that makes a shard."""
+    return b"ray::RayMaker.make" in command_line(pid)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")
