@@ -11,6 +11,9 @@ from typing import Any
 
 Summary = dict[str, Any]
 
+MANY_FORMATS = 4
+"""Of more, a benchmark's headline names the best only."""
+
 
 def _share(value: float) -> str:
     return f"{100 * value:.1f}%"
@@ -18,6 +21,8 @@ def _share(value: float) -> str:
 
 def _benchmark(summary: Summary) -> str:
     strict = {name: figures["strict"] for name, figures in summary["formats"].items()}
+    if len(strict) > MANY_FORMATS:
+        return f"strict {_best_format(summary)}, the best of {len(strict)}"
     return "strict " + ", ".join(f"{name} {_share(value)}" for name, value in strict.items())
 
 
@@ -69,12 +74,15 @@ HEADLINES: dict[str, Callable[[Summary], str]] = {
     "questions": lambda s: (
         f"{s['questions']['train']:,} to train, {s['questions']['test']:,} to test"
     ),
-    "decontaminate": lambda s: f"{s['num_dropped']:,} training questions dropped",
+    "decontaminate": lambda s: (
+        f"{s['questions']['train']:,} to train, {s['num_dropped']:,} dropped"
+    ),
     "benchmark": _benchmark,
     "presample": _presample,
     "score": lambda s: f"strict {_share(s['strict'])}, lenient {_share(s['lenient'])}",
     "rollouts": lambda s: (
-        f"{s['num_samples']:,} completions, lenient {_share(s['lenient'])}: {s['policies']}"
+        f"{s['num_samples']:,} completions of {s['num_questions']:,} questions, lenient "
+        f"{_share(s['lenient'])}"
     ),
     "filter": lambda s: (
         f"{s['roles']['rl']:,} for RL, {s['roles']['warmup']:,} to warm up; recommendation: "

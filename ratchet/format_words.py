@@ -28,7 +28,7 @@ def row_name(row: Row) -> str:
         parts.append("thinking")
     if row["decoding"] == "model":
         parts.append("own sampling")
-    return ", ".join(parts)
+    return " + ".join(parts)
 
 
 def with_interval(row: Row, metric: str) -> str:
@@ -72,7 +72,8 @@ def _of_row(row: Row, rows: Sequence[Row]) -> Iterator[str]:
     )
     if gap < FORMAT_GAP:
         missing = sum(places.values())
-        note = _instead(places) if missing >= FORMAT_GAP else "the answers stand where they should"
+        fine = "the answers stand where they should, so what fails is the maths"
+        note = _instead(places) if missing >= FORMAT_GAP else fine
         yield f"{start}; {note}."
     else:
         yield (
@@ -118,19 +119,24 @@ def _same_but_format(a: Row, b: Row) -> bool:
 
 
 def _switched(rows: Sequence[Row], column: str, new: str, old: str, name: str) -> list[str]:
-    """What `new` in place of `old` in a column changes, format by format."""
+    """What `new` in place of `old` in a column changes: each clear change, then where there is
+    none."""
     rest = [c for c in ("prompt_format", "thinking", "decoding") if c != column]
-    found = []
+    found, unclear = [], []
     for row in (row for row in rows if row[column] == new):
         for other in (other for other in rows if other[column] == old):
             if any(row[c] != other[c] for c in rest):
                 continue
-            sure = "clear beyond the intervals" if apart(row, other) else "the intervals meet"
+            if not apart(row, other):
+                unclear.append(row_name(other))
+                continue
             found.append(
                 f"{row_name(other)}, with {name}: {with_interval(row, 'strict')} strict against "
                 f"{with_interval(other, 'strict')} without, at {row['mean_tokens']:.0f} tokens "
-                f"against {other['mean_tokens']:.0f}; {sure}."
+                f"against {other['mean_tokens']:.0f}; clear beyond the intervals."
             )
+    if unclear:
+        found.append(f"With {name} or without makes no clear difference to {'; '.join(unclear)}.")
     return found
 
 

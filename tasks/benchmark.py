@@ -224,46 +224,40 @@ def _figures(row: Mapping[str, Any], verdicts: Sequence[Verdict]) -> Row:
 
 
 def _markdown(rows: Sequence[Row], words: Sequence[str], asked: str, max_tokens: int) -> str:
-    """The table, narrow enough for a terminal, and the words. Settings that are the same in all
-    rows stand above it."""
-    switched = any(row["thinking"] == "on" for row in rows)
-    sampled = any(row["decoding"] != GREEDY.name for row in rows)
-    first = rows[0]
-    said = [asked, f"at most {max_tokens} tokens"]
-    said += [] if switched else [f"thinking: {first['thinking']}"]
-    said += [] if sampled else ["greedy"]
-    heads = [
-        "format",
-        *(["thinking"] if switched else []),
-        *(["decoding"] if sampled else []),
-        "strict, %",
-        "lenient, %",
-        "unread",
-        "cut off",
-        "tokens",
-        "answers instead",
+    """The table, narrow enough for a terminal, and the words."""
+    moved = any(places_in_short(row) for row in rows)
+    heads = ["format", "strict, %", "lenient, %", "unread", "cut off", "tokens"]
+    heads += ["answers instead"] if moved else []
+    lines = [
+        f"{'; '.join([asked, f'at most {max_tokens} tokens', *_settings_words(rows)])}. "
+        "Intervals: Wilson, 95%.",
+        "",
+        f"| {' | '.join(heads)} |",
+        "|---" * len(heads) + "|",
     ]
-    lines = [f"{'; '.join(said)}. Intervals: Wilson, 95%.", "", f"| {' | '.join(heads)} |"]
-    lines.append("|---" * len(heads) + "|")
     for row in rows:
         cells = [
-            row["prompt_format"],
-            *([row["thinking"]] if switched else []),
-            *([_decoding_words(row)] if sampled else []),
+            row_name(row),
             with_interval(row, "strict").replace("%", ""),
             with_interval(row, "lenient").replace("%", ""),
             f"{row['parse_failure_rate']:.1%}",
             f"{row['truncated_share']:.1%}",
             f"{row['mean_tokens']:.0f}",
-            places_in_short(row),
+            *([places_in_short(row)] if moved else []),
         ]
         lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join([*lines, "", *(f"- {line}" for line in words)])
+    text = "\n".join([*lines, "", *(f"- {line}" for line in words)])
+    return text.replace("<", "\\<")  # a tag is no markup
 
 
-def _decoding_words(row: Mapping[str, Any]) -> str:
-    if row["decoding"] == GREEDY.name:
-        return "greedy"
-    off = GREEDY.columns()
-    changed = {n: row[n] for n in off if n != "decoding" and (row[n] != off[n])}
-    return "model: " + ", ".join(f"{name} {value:g}" for name, value in changed.items())
+def _settings_words(rows: Sequence[Row]) -> list[str]:
+    """Thinking and decoding, where the names of the rows don't say them."""
+    said = ["thinking off, where it isn't named"]
+    if all(row["thinking"] != "on" for row in rows):
+        said = [f"thinking: {rows[0]['thinking']}"]
+    own = next((row for row in rows if row["decoding"] != GREEDY.name), None)
+    if own is None:
+        return [*said, "greedy"]
+    off = {name: value for name, value in GREEDY.columns().items() if name != "decoding"}
+    changed = (f"{name} {own[name]:g}" for name, value in off.items() if own[name] != value)
+    return [*said, f"own sampling: {', '.join(changed)}"]

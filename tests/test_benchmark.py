@@ -64,7 +64,9 @@ def test_a_format_that_fails_is_told_from_maths_that_fails_with_what_fixes_it() 
         "tags_example gives back 70 of 74: 76.0% (71.0 to 81.0) strict against 6.0% (1.0 to 11.0), "
         "clear beyond the intervals."
     )
-    assert example.endswith("77.0% right anywhere; the answers stand where they should.")
+    assert example.endswith(
+        "77.0% right anywhere; the answers stand where they should, so what fails is the maths."
+    )
     assert "costs" not in boxed
     assert boxed.endswith("40% of the completions were cut off.")
     assert advice == (
@@ -107,9 +109,8 @@ def test_thinking_and_sampling_are_told_apart_from_formats() -> None:
     assert words[4:] == [
         "tags, with thinking: 80.0% (75.0 to 85.0) strict against 50.0% (45.0 to 55.0) without, at "
         "900 tokens against 100; clear beyond the intervals.",
-        "tags, with its own sampling: 45.0% (40.0 to 50.0) strict against 50.0% (45.0 to 55.0) "
-        "without, at 100 tokens against 100; the intervals meet.",
-        "tags, thinking gets 80.0% strictly right, the run's tags 50.0%: consider prompt.format = "
+        "With its own sampling or without makes no clear difference to tags.",
+        "tags + thinking gets 80.0% strictly right, the run's tags 50.0%: consider prompt.format = "
         "'tags' and model.enable_thinking = true.",
     ]
 
@@ -238,8 +239,8 @@ def test_one_table_of_formats_thinking_and_decoding(tmp_path: Path) -> None:
     tables = [shard.table("completions").to_pylist()[0] for shard in shards]
     kept = {(r["temperature"], r["top_k"], r["min_p"], r["repetition_penalty"]) for r in tables}
     assert kept == {(0.0, 0, 0.0, 1.0), (1.5, 3, 0.1, 1.0)}
-    assert "| format | thinking | decoding | strict, % |" in result.markdown
-    assert "| tags_short | on | model: temperature 1.5, top_k 3, min_p 0.1 |" in result.markdown
+    assert "; own sampling: temperature 1.5, top_k 3, min_p 0.1." in result.markdown
+    assert "| tags_short + thinking + own sampling | 0.0 (0.0 to 32.4) |" in result.markdown
     assert len(result.summary["formats"]) == 8
 
     again = replace(ctx, out_dir=tmp_path / "again")

@@ -146,6 +146,8 @@ def test_figures_that_are_missing_are_left_out() -> None:
     formats = {"tags": {"strict": 0.25}, "boxed": {"strict": 0.5}}
     assert headline("benchmark", {"formats": formats}) == "strict tags 25.0%, boxed 50.0%"
     assert label("benchmark", {"formats": formats}) == "boxed 50.0%"
+    many = formats | {f"tags + {word}": {"strict": 0.1} for word in ("a", "b", "c")}
+    assert headline("benchmark", {"formats": many}) == "strict boxed 50.0%, the best of 5"
 
 
 def test_links_lead_to_the_maker_that_the_server_knows(tmp_path: Path) -> None:
