@@ -204,10 +204,11 @@ class PresampleConfig(Section):
 
     k: int = Field(default=8, ge=2)
     """Completions per question."""
-    k_block: int = Field(default=4, ge=1)
+    k_block: int = Field(default=8, ge=1)
     """Completions drawn per shard, so that k can grow in these steps without resampling."""
-    shard_questions: int = Field(default=256, ge=1)
-    """Questions per shard; a killed run loses at most one shard."""
+    shard_questions: int = Field(default=1024, ge=1)
+    """Questions per shard; a killed run loses at most one shard, but many small ones keep a GPU
+    less busy."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature."""
     after_warmstart: bool = False
@@ -216,7 +217,9 @@ class PresampleConfig(Section):
     @model_validator(mode="after")
     def _whole_blocks(self) -> PresampleConfig:
         if self.k % self.k_block:
-            raise ValueError(f"k={self.k} must be a multiple of k_block={self.k_block}")
+            raise ValueError(
+                f"k={self.k} must be a multiple of k_block={self.k_block}: set k_block too"
+            )
         return self
 
 

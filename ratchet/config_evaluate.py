@@ -40,7 +40,7 @@ class EvaluateConfig(Section):
     band_samples: int = Field(default=0, ge=0)
     """Further completions per question of the starting model that make difficulty bands by its
     pass rate; 0 = the bands of the sources."""
-    shard_questions: int = Field(default=256, ge=1)
+    shard_questions: int = Field(default=1024, ge=1)
     """Questions per shard."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Level of all intervals."""
