@@ -71,10 +71,10 @@ def _checked(config: RunConfig, store: Store) -> RunConfig:
     if path is None:
         return config
     named = config.rollouts.model_copy(update={"path": resolve_rollouts(store, path)})
-    return config.model_copy(update={"rollouts": named})
     if not logged_by(named):
         assert named.path is not None
         open_source(Path(named.path), named)
+    return config.model_copy(update={"rollouts": named})
 
 
 def _check_model(config: RunConfig) -> None:
@@ -225,7 +225,7 @@ def _last_seconds(store: Store) -> dict[str, float]:
 
 def show(request: Request, as_json: bool) -> None:
     """Print the plan."""
-    from ratchet.cli_resources import show_resources
+    from ratchet.cli_resources import memory_as_json, show_resources
     from ratchet.plan import make_plan
 
     store = open_store(request.store)
@@ -246,6 +246,8 @@ def show(request: Request, as_json: bool) -> None:
         for planned in plan.nodes
     ]
     if as_json:
+        memory = memory_as_json(config, store, running)
+        rows = [row | {"memory": memory.get(str(row["stage"]))} for row in rows]
         print(json.dumps(rows, indent=2))
         return
     _print_plan(config, rows)

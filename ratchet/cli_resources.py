@@ -64,12 +64,15 @@ def memory_verdicts(config: RunConfig, store: Store, stages: set[str]) -> list[V
     ]
 
 
-def as_json(verdicts: list[Verdict] | str) -> dict[str, Any]:
-    """By section: bytes at least and at most, what there is, and the verdict."""
+def memory_as_json(config: RunConfig, store: Store, stages: set[str]) -> dict[str, Any]:
+    """By stage: bytes at least and at most, what there is, and the verdict; nothing where it is
+    unknown."""
+    verdicts = memory_verdicts(config, store, stages)
     if isinstance(verdicts, str):
         return {}
+    stage_of = {name: stage for stage, name in TRAINING.items()}
     return {
-        found.wanted.name: {
+        stage_of[found.wanted.name]: {
             "low_bytes": found.low.total,
             "high_bytes": found.high.total,
             "device_bytes": found.capacity,

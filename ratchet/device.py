@@ -60,11 +60,19 @@ def _memory() -> Device | None:
     return Device("this machine's memory", False, total, free)
 
 
-def find_device() -> Device | None:
-    """The GPU that training would use (the first that CUDA_VISIBLE_DEVICES names), the machine's
-    memory where there is none; None where neither can be asked."""
+def visible_gpus() -> list[Device]:
+    """The GPUs that a process here sees, in its order: those that CUDA_VISIBLE_DEVICES names by
+    index, all of them where it is unset or names them otherwise."""
     gpus = _gpus()
-    if not gpus:
-        return _memory()
-    first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
-    return gpus[int(first)] if first.isdigit() and int(first) < len(gpus) else gpus[0]
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None:
+        return gpus
+    indices = named.split(",") if named else []
+    if all(index.isdigit() for index in indices):
+        return [gpus[int(index)] for index in indices if int(index) < len(gpus)]
+    return gpus
+
+
+def find_device() -> Device | None:
+    """The first GPU, the machine's memory where there is none; None where neither can be asked."""
+    return next(iter(visible_gpus()), None) or _memory()

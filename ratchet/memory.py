@@ -33,7 +33,7 @@ LOGIT_COPIES = 5
 """Whole copies of the logits that a loss holds which does not work in tiles."""
 SHORT = 4
 """The lower bound takes the longest prompt and completion divided by this."""
-PROCESS_BYTES = {True: int(0.8e9), False: int(1.2e9)}
+PROCESS_BYTES = {True: int(0.8e9), False: int(0.9e9)}
 """What a process takes before it holds a model, on a GPU (True: device context) and on a CPU
 (libraries)."""
 CPU_CACHE_SHARE = 8

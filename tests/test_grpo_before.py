@@ -11,13 +11,24 @@ import pytest
 from made_up import artifact
 from tiny_grpo import SEEDLING, context, run_stage
 
-from ratchet.config import LoraConfig, SamplerConfig
+from ratchet.config import (
+    GrpoConfig,
+    GuardConfig,
+    LoraConfig,
+    ModelConfig,
+    PromptConfig,
+    PromptFormat,
+    RewardsConfig,
+    SamplerConfig,
+    WandbConfig,
+)
 from ratchet.device import Device
 from ratchet.errors import UserError
 from ratchet.store.manifest import ParentRecord
 from tasks.context import StageContext
 from tasks.rl import before
 from tasks.rl.before import check_length, tell_dropped_defaults
+from tasks.rl.sections import Sections
 
 HEADROOM = {"truncated_share": 0.62, "length_quantiles": {"0.5": 40}}
 
@@ -95,41 +106,39 @@ def test_a_run_that_cannot_fit_is_refused_and_a_doubtful_one_warned(
         memory = Device("this machine's memory", False, 10**10, int(free))
         monkeypatch.setattr(before, "find_device", lambda: memory)
 
-    with_free(1e9)
-    with pytest.raises(UserError, match=r"grpo needs 1\.2 GB to .* has 1\.0 GB: surely too big"):
+    with_free(0.8e9)
+    with pytest.raises(UserError, match=r"grpo needs 0\.9 GB to .* has 0\.8 GB: surely too big"):
         run_stage(context(tmp_path, SEEDLING), lora=LoraConfig(enabled=False))
     assert not (tmp_path / "work" / "training").exists()  # no trainer was made
     said: list[str] = []
     ctx = replace(context(tmp_path, SEEDLING), emit=lambda event: said.append(event["message"]))
     from tasks.grpo import prepare
-    from tasks.rl.sections import Sections
 
     sections = tiny_sections()
-    assert isinstance(sections, Sections)
     longest = prepare(ctx, sections)[1].longest
-    with_free(1.8e9)
+    with_free(1.5e9)
     before.check_memory(ctx, sections, longest)
-    assert said[-1].startswith("warning: grpo needs 1.5 GB to 2.3 GB")
+    assert said[-1].startswith("warning: grpo needs 1.2 GB to 2.0 GB")
     assert "may be too big" in said[-1]
     assert "grpo.micro_batch_size = " in said[-1]
     with_free(9e9)
     before.check_memory(ctx, sections, longest)
-    assert said[-1].startswith("memory: 1.5 to 2.3 GB")
+    assert said[-1].startswith("memory: 1.2 to 2.0 GB")
 
 
-def tiny_sections() -> Any:
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = Device("a GPU", True, 1, 1)
+    monkeypatch.setattr(before, "visible_gpus", lambda: [one])
+    with pytest.raises(UserError, match=r"grpo\.processes = 2 needs as many GPUs, and 1 can be"):
+        before.check_devices(GrpoConfig(processes=2))
+    monkeypatch.setattr(before, "visible_gpus", lambda: [one, one])
+    before.check_devices(GrpoConfig(processes=2))
+    monkeypatch.setattr(before, "visible_gpus", list)
+    before.check_devices(GrpoConfig(processes=2))  # processes share a CPU
+
+
+def tiny_sections() -> Sections:
     """The stage's sections, large enough for activations to matter."""
-    from ratchet.config import (
-        GrpoConfig,
-        GuardConfig,
-        ModelConfig,
-        PromptConfig,
-        PromptFormat,
-        RewardsConfig,
-        WandbConfig,
-    )
-    from tasks.rl.sections import Sections
-
     return Sections(
         ModelConfig(),
         PromptConfig(format=PromptFormat.TAGS_SHORT),

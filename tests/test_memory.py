@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from made_up import artifact
 
 from ratchet import device
+from ratchet.cli_plan import Request, show
 from ratchet.config import GrpoConfig, LoraConfig, OpdConfig, SftConfig
 from ratchet.config_load import load_config
 from ratchet.device import Device
@@ -196,6 +198,9 @@ def test_gpus_are_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert device.find_device() == Device("NVIDIA A", True, 80 * 2**20, 20 * 2**20)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     assert device.find_device() == Device("NVIDIA B", True, 40 * 2**20, 30 * 2**20)
+    assert [one.name for one in device.visible_gpus()] == ["NVIDIA B", "NVIDIA A"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert device.visible_gpus() == []
 
 
 def test_pace_is_that_of_the_newest_run_of_the_model(tmp_path: Path) -> None:
@@ -225,6 +230,27 @@ def test_pace_is_that_of_the_newest_run_of_the_model(tmp_path: Path) -> None:
     other = load_config("demo", ['sampler.engine="transformers"', "model.dtype=bfloat16"])
     assert next(iter(pace(other, Store(tmp_path), {"grpo"}))).startswith("grpo: unknown")
     assert (duration(89), duration(600), duration(7200)) == ("89 s", "10 min", "2.0 h")
+
+
+def test_a_plan_says_what_memory_and_time_it_takes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "find_device", lambda: Device("a small machine", False, 10**9, 1))
+    transformers = ['sampler.engine="transformers"']
+    asked = Request("demo", None, transformers, None, None, tmp_path)
+    show(asked, as_json=False)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "Memory of grpo: 1.2 to 1.8 GB of 1.0 GB (a small machine): surely too big" in out
+    assert "grpo: unknown, no earlier one with this model here" in out
+    show(asked, as_json=True)
+    rows = {row["node"]: row["memory"] for row in json.loads(capsys.readouterr().out)}
+    assert rows["grpo"]["fit"] == "surely too big"
+    assert rows["grpo"]["device_bytes"] == 10**9
+    assert sum(rows["grpo"]["parts"].values()) == rows["grpo"]["high_bytes"]
+    assert rows["filter"] is None
+    hub = Request("demo", None, [*transformers, "model.path=a/b"], None, None, tmp_path)
+    show(hub, as_json=False)
+    assert "memory: unknown until a/b is on this machine" in capsys.readouterr().out
 
 
 def test_parts_add_up() -> None:

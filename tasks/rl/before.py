@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ratchet.config import SamplerConfig
-from ratchet.device import find_device
+from ratchet.config import GrpoConfig, SamplerConfig
+from ratchet.device import find_device, visible_gpus
 from ratchet.errors import UserError
 from ratchet.memory import Sampling
 from ratchet.memory_check import Fit, Wanted, judge, vllm_shortage
@@ -22,9 +22,20 @@ MANY_CUT = 0.5
 
 def check_before_loading(ctx: StageContext, sections: Sections, longest_prompt: int) -> None:
     """UserError when the run can't fit or can't learn; warnings where it may not."""
+    check_devices(sections.grpo)
     check_length(ctx, sections.sampler)
     tell_dropped_defaults(ctx)
     check_memory(ctx, sections, longest_prompt)
+
+
+def check_devices(grpo: GrpoConfig) -> None:
+    """UserError when several processes are to share fewer GPUs."""
+    gpus = visible_gpus()
+    if gpus and grpo.processes > len(gpus):
+        raise UserError(
+            f"grpo.processes = {grpo.processes} needs as many GPUs, and {len(gpus)} can be seen: "
+            "lower it, or widen CUDA_VISIBLE_DEVICES"
+        )
 
 
 def check_memory(ctx: StageContext, sections: Sections, longest_prompt: int) -> None:

@@ -25,6 +25,7 @@ from tasks.context import StageContext
 from tasks.rl.sections import Sections
 
 TASK = "task.pickle"
+MEETING = "meeting"
 RESULT = "result.json"
 EVENTS = "events.jsonl"
 FAILURE = "failure-{}.json"
@@ -73,14 +74,31 @@ def _emitter(folder: Path, rank: int) -> Callable[[dict[str, Any]], None]:
     return emit
 
 
-def _train(folder: Path, rank: int) -> None:
+def _meet(folder: Path, rank: int) -> None:
+    """Connect to the other processes; the trainer takes the connection over. They find each other
+    in a file: PyTorch's store by TCP would listen to the whole network."""
     import torch
     from accelerate import PartialState
 
+    count = int(os.environ["WORLD_SIZE"])
+    on_gpu = torch.cuda.is_available()
+    if on_gpu:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    torch.distributed.init_process_group(
+        "nccl" if on_gpu else "gloo",
+        store=torch.distributed.FileStore(str(folder / MEETING), count),
+        rank=rank,
+        world_size=count,
+        timeout=timedelta(seconds=WAIT_SECONDS),
+    )
+    state = PartialState(cpu=not on_gpu)  # what the stage asks for its number of processes
+    assert state.num_processes == count, state
+
+
+def _train(folder: Path, rank: int) -> None:
     from tasks.grpo import prepare, train
 
-    # The trainer takes over the connection that is made here, with its time limit.
-    PartialState(cpu=not torch.cuda.is_available(), timeout=timedelta(seconds=WAIT_SECONDS))
+    _meet(folder, rank)
     task: Task = pickle.loads((folder / TASK).read_bytes())
     sections = task.sections
     if rank:

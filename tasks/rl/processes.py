@@ -78,8 +78,9 @@ def launch_command(count: int, folder: Path) -> list[str]:
     settings = {
         "num_processes": count,
         "num_machines": 1,
-        "main_process_ip": "127.0.0.1",
-        "main_process_port": 0,  # a free one
+        "main_process_port": 0,  # unused, but looked for
+        "rdzv_backend": "c10d",
+        "rdzv_conf": "store_type=file",
         "mixed_precision": "no",  # the trainer's arguments say
         "dynamo_backend": "no",
         "num_cpu_threads_per_process": max(1, (os.cpu_count() or 1) // count),
@@ -91,9 +92,13 @@ def launch_command(count: int, folder: Path) -> list[str]:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, with its import path (a user's rewards) and loopback for gloo."""
-    path = os.pathsep.join(entry for entry in sys.path if entry)
-    return os.environ | {"PYTHONPATH": path, "GLOO_SOCKET_IFNAME": "lo"}
+    """This process's, with its import path (a user's rewards) and everything on loopback."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry),
+        "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",  # it would listen on every interface
+    }
 
 
 class _Tail:
