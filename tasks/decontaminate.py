@@ -89,13 +89,13 @@ def _cell(text: str) -> str:
 
 
 def _markdown(listed: list[Row], num_trained_on: int, words: int) -> str:
-    rule = f"{words} consecutive words in common" if words else "the same text"
     if not listed:
+        rule = f"{words} consecutive words in common" if words else "the same text"
         return f"**No training question of {num_trained_on:,} gives a held-out one away** ({rule})."
     counted = Counter((row["source"], row["heldout_source"], row["rule"]) for row in listed)
     lines = [
-        f"**{len(listed):,} of {num_trained_on:,} training questions give a held-out one away** "
-        f"({rule}) and were dropped.",
+        f"**{len(listed):,} of {num_trained_on:,} training questions dropped**: they give held-out "
+        "ones away.",
         "",
         "| training source | held-out source | rule | questions |",
         "|---|---|---|---:|",
@@ -128,7 +128,10 @@ def run(
     ctx.write_table("questions", kept)
     ctx.write_table("contaminated", to_table("contaminated", listed))
     num_trained_on = sum(before[role] for role in TRAINED_ON)
-    ctx.log(f"{len(listed):,} of {num_trained_on:,} training questions give a held-out one away")
+    ctx.log(
+        f"{len(listed):,} of {num_trained_on:,} training questions dropped: they give held-out "
+        "ones away"
+    )
     inherited = source.manifest.summary
     summary = {
         "questions": {role: after[role] for role in inherited["questions"]},

@@ -15,7 +15,7 @@ from tasks.context import StageContext, StageResult
 
 
 def run(ctx: StageContext, *, headroom: HeadroomConfig) -> StageResult:
-    """Write `headroom.json`: the figures, the recommendation, and the refusal if there is one."""
+    """Write `headroom.json`: the share, the recommendation, and the refusal if there is one."""
     found = ctx.inputs["selection"].manifest.summary
     share, advice = found["rl_live_share"], found["recommendation"]
     group_size = found["headroom"]["group_size"]
@@ -25,9 +25,11 @@ def run(ctx: StageContext, *, headroom: HeadroomConfig) -> StageResult:
         "rl_live_share": share,
         "min_live_share": headroom.min_live_share,
         "recommendation": advice,
-        "headroom": found["headroom"],
     }
-    markdown = f"**Passed**: {counted}, headroom.min_live_share is {headroom.min_live_share:g}."
+    markdown = (
+        f"**Passed**: {counted}, headroom.min_live_share is {headroom.min_live_share:g}.\n\n"
+        f"Recommendation: **{advice['action']}**: {reasons}."
+    )
     if share < headroom.min_live_share:
         summary["refused"] = (
             f"{counted}, below headroom.min_live_share={headroom.min_live_share:g}; "
@@ -37,7 +39,4 @@ def run(ctx: StageContext, *, headroom: HeadroomConfig) -> StageResult:
         markdown = f"**Stopped**: {summary['refused']}."
     text = json.dumps(summary, indent=2, ensure_ascii=False) + "\n"
     (ctx.out_dir / "headroom.json").write_text(text, encoding="utf-8")
-    return StageResult(
-        summary=summary,
-        markdown=f"{markdown}\n\nRecommendation: **{advice['action']}**: {reasons}.",
-    )
+    return StageResult(summary=summary, markdown=markdown)

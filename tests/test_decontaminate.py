@@ -129,7 +129,7 @@ def test_the_stage_drops_and_lists_training_questions_only(tmp_path: Path) -> No
         ("w1", "identical", "a b c d e z"),
     ]
     assert listed[0]["heldout_id"] == "d1" and listed[0]["heldout_question"] == "a b c d e z"
-    assert "2 of 4 training questions give a held-out one away" in page
+    assert "2 of 4 training questions dropped" in page
     assert "| one | dev | shared words | 1 |" in page
     with pytest.raises(
         UserError, match=r"questions\.warmup: .* \(identical 1\).*decontaminate\.words"
