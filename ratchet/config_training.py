@@ -29,7 +29,19 @@ class WarmstartConfig(Section):
     """'dropped' = questions the filter left out of RL; 'source' = `questions.warmup`."""
 
 
-class SftConfig(Section):
+class CheckedConfig(Section):
+    """What both warm-starts have: checkpoints that answer dev questions."""
+
+    checkpoints: int = Field(default=10, ge=1)
+    """Checkpoints on the way, evenly spread; a killed run loses at most the steps after one."""
+    dev_questions: int = Field(default=100, ge=0)
+    """Dev questions answered greedily at every checkpoint; the best checkpoint is the result.
+    0 = the last is."""
+    patience: int = Field(default=4, ge=1)
+    """Training ends after so many checkpoints in a row that are worse than the best."""
+
+
+class SftConfig(CheckedConfig):
     """Supervised fine-tuning on reference solutions in the run's format, on right samples, or on
     both."""
 
@@ -56,13 +68,6 @@ class SftConfig(Section):
     """Attention kernel; sdpa in bf16 is known to give NaN gradients on some batches."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient clipping."""
-    checkpoints: int = Field(default=10, ge=1)
-    """Checkpoints on the way, evenly spread; a killed run loses at most the steps after one."""
-    dev_questions: int = Field(default=100, ge=0)
-    """Dev questions answered greedily at every checkpoint; the best checkpoint is the result.
-    0 = the last is."""
-    patience: int = Field(default=4, ge=1)
-    """Training ends after so many checkpoints in a row that are worse than the best."""
     lora: LoraConfig = LoraConfig(enabled=False)
     """Adapters instead of full fine-tuning."""
 
@@ -73,7 +78,7 @@ class SftConfig(Section):
         return self
 
 
-class OpdConfig(Section):
+class OpdConfig(CheckedConfig):
     """On-policy distillation: the student samples, a teacher scores every token."""
 
     teacher: str | None = None
@@ -92,6 +97,8 @@ class OpdConfig(Section):
     """1 = reverse KL, 0 = forward KL."""
     temperature: float = Field(default=1.0, gt=0)
     """Student's sampling temperature."""
+    vllm_memory_utilization: float = Field(default=0.3, gt=0, le=1)
+    """Share of the device's memory for vLLM, beside student and teacher."""
     max_grad_norm: float = Field(default=1.0, gt=0)
     """Gradient clipping."""
     lora: LoraConfig = LoraConfig(enabled=False)

@@ -3,7 +3,9 @@
 The folder is what the warm-start's guard left (`tasks.warmstart_guard`). The batch meets the same
 weights under every attention kernel and number format, so that it shows whether the kernel, the
 format or the batch itself is at fault. bfloat16 means autocast over float32 weights, as in
-training.
+training. An OPD batch holds the completions that were sampled, so nothing is sampled again; its
+loss is computed from all logits at once, not tile by tile as in training, and its teacher is loaded
+from where it was.
 """
 
 from __future__ import annotations
@@ -24,11 +26,15 @@ from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
 from ratchet.errors import EXIT_USER_ERROR, UserError
+from tasks.warmstart_teacher import fit_vocabulary
 
 ATTENTIONS = ("sdpa", "eager")
 DTYPES = ("bfloat16", "float32")
-COLUMNS = ("input_ids", "attention_mask", "labels")
-"""What a model needs of a batch to compute its loss."""
+COLUMNS = {
+    "sft": ("input_ids", "attention_mask", "labels"),
+    "opd": ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask"),
+}
+"""What the loss needs of a batch, by method."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,16 @@ class Replay:
     batches: list[dict[str, torch.Tensor]]
     """Micro-batches."""
     model: Path
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What the loss needs of a batch."""
+        return COLUMNS[self.about["method"]]
+
+    @property
+    def num_completion_tokens(self) -> int:
+        """Tokens with loss in an OPD replay."""
+        return sum(int(batch["completion_mask"].sum()) for batch in self.batches)
 
 
 @dataclass(frozen=True)
@@ -59,7 +75,7 @@ class Outcome:
 
 
 def read_replay(folder: Path) -> Replay:
-    """A replay folder; UserError when it isn't one, or holds no batch that can be run alone."""
+    """A replay folder; UserError when it isn't one, or its batches lack what the loss needs."""
     path = folder / "batch.safetensors"
     if not path.is_file() or not (folder / "model").is_dir():
         raise UserError(f"{folder} holds no replay: name the folder that the error message named")
@@ -71,12 +87,11 @@ def read_replay(folder: Path) -> Replay:
             if int(index) == len(batches):
                 batches.append({})
             batches[-1][column] = file.get_tensor(name)
-    if not all(set(COLUMNS) <= batch.keys() for batch in batches):
-        raise UserError(
-            f"{folder} is of on-policy distillation, whose completions were sampled on the way and "
-            "aren't in the batch: only SFT batches can be run again"
-        )
-    return Replay(about, batches, folder / "model")
+    found = Replay(about, batches, folder / "model")
+    missing = [name for batch in batches for name in found.columns if name not in batch]
+    if missing:
+        raise UserError(f"{path} lacks {missing[0]}: it can't be run again")
+    return found
 
 
 def outcomes(replay: Replay) -> Iterator[Outcome]:
@@ -99,17 +114,71 @@ def run_once(replay: Replay, attention: str, dtype: str) -> Outcome:
     autocast: AbstractContextManager[Any] = (
         torch.autocast(device.type, torch.bfloat16) if dtype == "bfloat16" else nullcontext()
     )
+    teacher = (
+        teacher_of(replay, model, attention).to(device) if replay.about["method"] == "opd" else None
+    )
     losses = []
     for batch in replay.batches:
-        inputs = {name: batch[name].to(device) for name in COLUMNS}
+        inputs = {name: batch[name].to(device) for name in replay.columns}
         with autocast:
-            loss = model(**inputs).loss / len(replay.batches)
+            if teacher is None:
+                loss = model(**inputs).loss / len(replay.batches)
+            else:
+                loss = divergence(replay, model, teacher, inputs) / replay.num_completion_tokens
         loss.backward()
         losses.append(loss.item())
     graded = [(name, p.grad) for name, p in model.named_parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm([gradient for _, gradient in graded])
     bad = next((name for name, gradient in graded if not gradient.isfinite().all()), None)
     return Outcome(attention, dtype, sum(losses), float(norm), bad)
+
+
+def teacher_of(replay: Replay, student: Any, attention: str) -> Any:
+    """The teacher of an OPD run, in the run's number format, with as many rows as the student."""
+    about = replay.about
+    where = {} if Path(about["teacher"]).is_dir() else {"revision": about["teacher_revision"]}
+    teacher = AutoModelForCausalLM.from_pretrained(
+        about["teacher"],
+        dtype=getattr(torch, about["dtype"]),
+        attn_implementation=attention,
+        **where,
+    )
+    have = teacher.config.get_text_config().vocab_size
+    want = student.config.get_text_config().vocab_size
+    fit_vocabulary(teacher, want, num_tokens=min(have, want))
+    return teacher.eval()
+
+
+def divergence(
+    replay: Replay, student: Any, teacher: Any, batch: dict[str, torch.Tensor]
+) -> torch.Tensor:
+    """Sum over the completions' tokens of the divergence that OPD minimises, the generalised
+    Jensen-Shannon divergence of https://arxiv.org/abs/2306.13649: KL(student, teacher) for
+    `beta` = 1, KL(teacher, student) for 0."""
+    beta, temperature = replay.about["beta"], replay.about["temperature"]
+    ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+    mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+    width = batch["completion_ids"].shape[1]
+
+    def log_probs(model: Any) -> torch.Tensor:
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        return (logits[:, -width - 1 : -1].float() / temperature).log_softmax(dim=-1)
+
+    ours = log_probs(student)
+    with torch.no_grad():
+        theirs = log_probs(teacher)
+
+    def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+        return (p.exp() * (p - q)).sum(dim=-1)
+
+    if beta in (0, 1):
+        per_token = kl(ours, theirs) if beta == 1 else kl(theirs, ours)
+    else:
+        weights = torch.tensor([beta, 1 - beta], device=ours.device).log()
+        middle = torch.stack([theirs + weights[0], ours + weights[1]]).logsumexp(dim=0)
+        per_token = beta * kl(theirs, middle) + (1 - beta) * kl(ours, middle)
+    keep = batch["completion_mask"].bool()
+    return per_token[keep].sum()
 
 
 def diagnosis(found: list[Outcome]) -> str:

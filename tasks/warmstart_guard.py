@@ -38,6 +38,11 @@ class Setting:
     model: str
     """Where the model came from."""
     teacher: str | None = None
+    teacher_revision: str | None = None
+    beta: float | None = None
+    """Of distillation: 1 is the reverse KL divergence, 0 the forward one."""
+    temperature: float | None = None
+    """Of distillation."""
 
 
 @dataclass

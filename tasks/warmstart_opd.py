@@ -1,12 +1,12 @@
 """Warm-start by on-policy distillation: the student answers, a teacher scores every token.
 
-TRL's `DistillationTrainer` with `beta = 1`, the reverse KL divergence. Prompts go in as token ids,
-rendered as the sampler renders them; the student generates through transformers; questions need no
-reference solution. The order of the questions is laid out before training, so a resumed run only
-has to skip ahead. The teacher's tokenizer must equal the student's (`tasks.warmstart_teacher`),
-and how well the teacher itself answers the warm-up questions is measured first.
+TRL's `DistillationTrainer` with `beta = 1`, the reverse KL divergence; what is added to it, vLLM as
+the sampler included, is said in `tasks.warmstart_distil`. Questions need no reference solution. The
+order of the questions is laid out before training, so a resumed run only has to skip ahead. The
+teacher's tokenizer must equal the student's (`tasks.warmstart_teacher`), and how well the teacher
+itself answers the warm-up questions is measured first.
 
-Not covered: sampling through vLLM, a teacher behind a server.
+Not covered: a teacher, or a sampler, behind a server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from trl import DistillationConfig, DistillationTrainer
+from trl import DistillationConfig
 
 from ratchet.config import (
     ModelConfig,
@@ -31,11 +31,23 @@ from ratchet.prompts import STYLE_OF, prompt_ids
 from tasks.context import StageContext, StageResult
 from tasks.lora import lora_config
 from tasks.models import load_model, load_tokenizer, model_location, stop_token_ids
+from tasks.sampler.base import EngineSpec
 from tasks.wandb_run import wandb_run
 from tasks.warmstart_data import training_order, warmup_questions
+from tasks.warmstart_distil import (
+    GuardedDistillationTrainer,
+    check_backend,
+    drift_summary,
+    drift_words,
+    sampling_arguments,
+    sampling_backend,
+)
 from tasks.warmstart_guard import EXAMPLE, NanGuard, Setting
 from tasks.warmstart_run import (
+    EarlyStop,
     callbacks,
+    early_stop,
+    engine_spec,
     train,
     trainer_arguments,
 )
@@ -43,39 +55,8 @@ from tasks.warmstart_teacher import TeacherQuality, answer_greedily, load_teache
 
 ATTENTION = "eager"
 """Attention kernel of student and teacher, for the reason given in `tasks.warmstart_sft`."""
-NUM_CHECKPOINTS = 10
-"""Checkpoints on the way; a killed run loses at most the steps after one."""
 NUM_TEACHER_QUESTIONS = 64
 """Warm-up questions on which the teacher is measured at most."""
-
-
-class GuardedDistillationTrainer(DistillationTrainer):
-    """`DistillationTrainer` on token-id prompts, under a `NanGuard`."""
-
-    def __init__(self, guard: NanGuard, **kwargs: Any) -> None:
-        self.guard = guard
-        super().__init__(**kwargs)
-
-    def _tokenize_prompts(self, prompts: list[list[int]]) -> tuple[list[list[int]], None, dict]:
-        return prompts, None, {}
-
-    def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        output = super()._generate_and_score_completions(inputs)
-        output[EXAMPLE] = torch.tensor([row[EXAMPLE] for row in inputs])
-        return output
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        """Loss of one micro-batch; the example indices stay with the guard."""
-        loss = super().compute_loss(model, self.guard.see(inputs), *args, **kwargs)
-        self.guard.check_loss(loss, self.state.global_step + 1, self.model)
-        return loss
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        norm = super()._clip_grad_norm(model)
-        self.guard.check_gradient(norm, self.state.global_step + 1, self.model)
-        return norm
 
 
 def _teacher_quality(
@@ -131,6 +112,7 @@ def _settings(
     sampler: SamplerConfig,
     opd: OpdConfig,
     wandb: WandbConfig,
+    spec: EngineSpec,
 ) -> DistillationConfig:
     """TRL's configuration. Its own shuffling is off: the rows lie in training order."""
     return DistillationConfig(
@@ -140,14 +122,62 @@ def _settings(
             "opd",
             model=model,
             num_steps=opd.steps,
-            num_checkpoints=NUM_CHECKPOINTS,
             wandb=wandb,
         ),
         beta=opd.beta,
         temperature=opd.temperature,
         max_completion_length=sampler.max_completion_tokens,
         shuffle_dataset=False,
+        **sampling_arguments(spec, sampler),
     )
+
+
+def _trainer(
+    ctx: StageContext,
+    tokenizer: PreTrainedTokenizerBase,
+    models: tuple[PreTrainedModel, PreTrainedModel],
+    questions: list[dict[str, Any]],
+    prompts: list[list[int]],
+    *,
+    model: ModelConfig,
+    sampler: SamplerConfig,
+    opd: OpdConfig,
+    wandb: WandbConfig,
+    early: EarlyStop | None,
+) -> GuardedDistillationTrainer:
+    """The trainer on (student, teacher), with its sampler."""
+    spec = engine_spec(
+        ctx,
+        tokenizer,
+        prompts,
+        model=model,
+        sampler=sampler,
+        gpu_memory_utilization=opd.vllm_memory_utilization,
+    )
+    setting = Setting(
+        method="opd",
+        attention=ATTENTION,
+        dtype=model.dtype,
+        model=model_location(ctx.inputs["model"]).path,
+        teacher=opd.teacher,
+        teacher_revision=opd.teacher_revision,
+        beta=opd.beta,
+        temperature=opd.temperature,
+    )
+    student, teacher = models
+    order = training_order(len(prompts), opd.steps * opd.batch_size, ctx.seed)
+    with sampling_backend(ctx, opd.lora, sampler, spec):
+        return GuardedDistillationTrainer(
+            NanGuard(setting, [row["question_id"] for row in questions], ctx.work_dir),
+            model.dtype,
+            model=student,
+            teacher_model=teacher,
+            args=_settings(ctx, model, sampler, opd, wandb, spec),
+            train_dataset=Dataset.from_list([{EXAMPLE: i, "prompt": prompts[i]} for i in order]),
+            processing_class=tokenizer,
+            peft_config=lora_config(opd.lora),
+            callbacks=callbacks(ctx, early),
+        )
 
 
 def run(
@@ -161,6 +191,7 @@ def run(
     wandb: WandbConfig,
 ) -> StageResult:
     """Distil the teacher and write `checkpoint/`, with LoRA `adapter/`, and `metrics`."""
+    check_backend(opd.lora, sampler)
     questions = warmup_questions(ctx, warmstart.data)
     random.Random(ctx.seed).shuffle(questions)
     tokenizer = load_tokenizer(ctx.inputs["model"])
@@ -172,35 +203,40 @@ def run(
     measured = _teacher_quality(
         ctx, teacher, tokenizer, questions, prompts, prompt=prompt, sampler=sampler
     )
-    order = training_order(len(prompts), opd.steps * opd.batch_size, ctx.seed)
-    start = model_location(ctx.inputs["model"]).path
-    guard = NanGuard(
-        Setting("opd", ATTENTION, model.dtype, start, opd.teacher),
-        [row["question_id"] for row in questions],
-        ctx.work_dir,
-    )
     texts = [
         tokenizer.decode(ids, clean_up_tokenization_spaces=False) + row["gold"]
         for ids, row in zip(prompts, questions, strict=True)
     ]
     with wandb_run(ctx, "warmstart_opd", wandb, opd.model_dump(mode="json")) as wandb_place:
-        trainer = GuardedDistillationTrainer(
-            guard,
-            model=student,
-            teacher_model=teacher,
-            args=_settings(ctx, model, sampler, opd, wandb),
-            train_dataset=Dataset.from_list([{EXAMPLE: i, "prompt": prompts[i]} for i in order]),
-            processing_class=tokenizer,
-            peft_config=lora_config(opd.lora),
-            callbacks=callbacks(ctx),
+        early = early_stop(ctx, opd, tokenizer, model=model, prompt=prompt, sampler=sampler)
+        trainer = _trainer(
+            ctx,
+            tokenizer,
+            (student, teacher),
+            questions,
+            prompts,
+            model=model,
+            sampler=sampler,
+            opd=opd,
+            wandb=wandb,
+            early=early,
         )
-        trained = train(ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=ATTENTION)
+        try:
+            trained = train(
+                ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=ATTENTION, early=early
+            )
+        finally:
+            trainer.close()
     lengths = [row["completions/mean_length"] for row in trained.rows]
+    drift = drift_summary(trained.rows)
     return StageResult(
-        summary={"num_questions": len(questions)} | measured.summary() | trained.summary(),
+        summary={"num_questions": len(questions), "engine": sampler.engine}
+        | measured.summary()
+        | trained.summary()
+        | drift,
         markdown=f"Distilled from {opd.teacher}, which itself answers {measured.strict:.3f} "
         f"strictly right ({measured.lenient:.3f} leniently) of {measured.num_questions} of the "
-        f"{len(questions)} warm-up questions. {trained.words()}",
+        f"{len(questions)} warm-up questions. {trained.words()} {drift_words(drift)}",
         sampled_tokens=sum(round(length * opd.batch_size) for length in lengths),
         device_seconds=trained.seconds,
         wandb_run=wandb_place,

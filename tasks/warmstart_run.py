@@ -21,7 +21,14 @@ import torch
 from peft import PeftModel
 from transformers import PreTrainedTokenizerBase, TrainerCallback, TrainerState
 
-from ratchet.config import ModelConfig, OpdConfig, SamplerConfig, SftConfig, WandbConfig
+from ratchet.config import (
+    ModelConfig,
+    OpdConfig,
+    PromptConfig,
+    SamplerConfig,
+    SftConfig,
+    WandbConfig,
+)
 from tasks.context import StageContext
 from tasks.dev_check import (
     DEV_STRICT,
@@ -29,6 +36,7 @@ from tasks.dev_check import (
     answers_in_training,
     best_step,
     chosen_words,
+    dev_questions,
     dev_summary,
     policy_of,
 )
@@ -53,7 +61,6 @@ def trainer_arguments(
     *,
     model: ModelConfig,
     num_steps: int,
-    num_checkpoints: int,
     wandb: WandbConfig,
 ) -> dict[str, Any]:
     """Keyword arguments that both trainers' configurations take."""
@@ -76,7 +83,7 @@ def trainer_arguments(
         "logging_steps": 1,
         "logging_nan_inf_filter": False,
         "save_strategy": "steps",
-        "save_steps": math.ceil(num_steps / num_checkpoints),
+        "save_steps": math.ceil(num_steps / section.checkpoints),
         "remove_unused_columns": False,
         "disable_tqdm": True,
         "report_to": report_to(wandb),
@@ -162,6 +169,26 @@ class EarlyStop(TrainerCallback):
             return False
         later = [row for row in rows if row.get(DEV_STRICT) is not None and row["step"] > best]
         return len(later) >= self.patience
+
+
+def early_stop(
+    ctx: StageContext,
+    section: SftConfig | OpdConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    model: ModelConfig,
+    prompt: PromptConfig,
+    sampler: SamplerConfig,
+) -> EarlyStop | None:
+    """The check on dev questions; None where there are none or none are wanted."""
+    limit = sampler.max_completion_tokens
+    found = dev_questions(
+        ctx.inputs, tokenizer, model, prompt, count=section.dev_questions, max_tokens=limit
+    )
+    if found is None:
+        return None
+    spec = engine_spec(ctx, tokenizer, found.prompts, model=model, sampler=sampler)
+    return EarlyStop(ctx, found, spec, section.patience)
 
 
 def callbacks(ctx: StageContext, early: EarlyStop | None = None) -> list[TrainerCallback]:
@@ -262,8 +289,8 @@ def _train_on(ctx: StageContext, trainer: Any, early: EarlyStop | None) -> None:
     trainer.train(resume_from_checkpoint=str(start))
 
 
-UNSTEADY = ("step_time", "num_tokens")
-"""Logged figures that depend on when a run was interrupted: a clock, and a counter that TRL does
+UNSTEADY = ("step_time", "num_tokens", "generate_seconds", "sync_seconds")
+"""Logged figures that depend on when a run was interrupted: clocks, and a counter that TRL does
 not restore. Without them a resumed run writes the table an uninterrupted one writes."""
 
 

@@ -8,8 +8,7 @@ float32 master weights are the default because a known batch has NaN gradients t
 bfloat16, and only there; whatever the setting, the first non-finite loss or gradient stops the
 stage (`tasks.warmstart_guard`).
 
-At every checkpoint the model answers dev questions; the best checkpoint is the result, and
-training ends early when they are answered worse and worse (`tasks.warmstart_run`).
+The checkpoint that does best on dev questions is the result (`tasks.warmstart_run`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ from ratchet.config import (
     WarmstartConfig,
 )
 from tasks.context import StageContext, StageResult
-from tasks.dev_check import dev_questions
 from tasks.lora import lora_config
 from tasks.models import load_model, load_tokenizer, model_location
 from tasks.wandb_run import wandb_run
@@ -50,7 +48,7 @@ from tasks.warmstart_guard import EXAMPLE, NanGuard, Setting
 from tasks.warmstart_run import (
     EarlyStop,
     callbacks,
-    engine_spec,
+    early_stop,
     train,
     trainer_arguments,
 )
@@ -214,26 +212,6 @@ def _lessons(
     return Lessons(examples, order, counts, " and ".join(parts))
 
 
-def _early_stop(
-    ctx: StageContext,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    model: ModelConfig,
-    prompt: PromptConfig,
-    sampler: SamplerConfig,
-    sft: SftConfig,
-) -> EarlyStop | None:
-    """The check on dev questions; None where there are none or none are wanted."""
-    limit = sampler.max_completion_tokens
-    found = dev_questions(
-        ctx.inputs, tokenizer, model, prompt, count=sft.dev_questions, max_tokens=limit
-    )
-    if found is None:
-        return None
-    spec = engine_spec(ctx, tokenizer, found.prompts, model=model, sampler=sampler)
-    return EarlyStop(ctx, found, spec, sft.patience)
-
-
 def run(
     ctx: StageContext,
     *,
@@ -264,15 +242,9 @@ def run(
     ]
     with wandb_run(ctx, "warmstart_sft", wandb, sft.model_dump(mode="json")) as wandb_place:
         arguments = trainer_arguments(
-            ctx,
-            sft,
-            "sft",
-            model=model,
-            num_steps=num_steps,
-            num_checkpoints=sft.checkpoints,
-            wandb=wandb,
+            ctx, sft, "sft", model=model, num_steps=num_steps, wandb=wandb
         )
-        early = _early_stop(ctx, tokenizer, model=model, prompt=prompt, sampler=sampler, sft=sft)
+        early = early_stop(ctx, sft, tokenizer, model=model, prompt=prompt, sampler=sampler)
         trainer = _trainer(ctx, arguments, tokenizer, learnt, sft, model.dtype, early)
         trained = train(
             ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=sft.attention, early=early

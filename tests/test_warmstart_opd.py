@@ -12,13 +12,16 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 from tiny_model import END, tiny_model, tiny_tokenizer
-from tiny_warmstart import OPD, run_opd, stage_context, tiny_model_files
+from tiny_warmstart import OPD, SAMPLER, run_opd, stage_context, tiny_model_files, with_dev
 from transformers import PreTrainedModel
 
 from ratchet.config import LoraConfig, OpdConfig
+from ratchet.drift import DriftError
 from ratchet.errors import UserError
 from ratchet.schemas import read_table
 from tasks import warmstart_opd
+from tasks.context import StageContext
+from tasks.replay import outcomes, read_replay
 from tasks.warmstart_teacher import answer_greedily
 
 
@@ -95,6 +98,16 @@ def test_a_non_finite_gradient_names_the_questions_of_its_batch(
     # Completions are shuffled within a batch; every prompt still stands beside its question.
     for name, text in zip(named, asked, strict=True):
         assert f"What is {name.removeprefix('q')} + 2?" in text
+    # Run again alone, the batch has the loss that it has in training, and no bad gradient.
+    monkeypatch.undo()
+    found = list(outcomes(read_replay(ctx.work_dir / "replay-step-1")))
+    assert all(one.ok for one in found)
+    clean = stage_context(tmp_path / "clean")
+    run_opd(clean, with_teacher(tmp_path, steps=1))
+    (row,) = read_table(clean.out_dir / "metrics.parquet", "metrics").to_pylist()
+    by_setting = {(one.attention, one.dtype): one for one in found}
+    assert by_setting["eager", "float32"].loss == pytest.approx(row["loss"], rel=1e-4)
+    assert by_setting["eager", "float32"].gradient_norm == pytest.approx(row["grad_norm"], rel=1e-3)
 
 
 def test_greedy_answers_stop_at_the_stop_token() -> None:
@@ -128,11 +141,13 @@ def test_killed_and_resumed_gives_the_same_weights_and_table(tmp_path: Path) -> 
     assert killed.returncode == -9
     resumed_from: list[str] = []
     resumed = stage_context(
-        tmp_path / "killed", emit=lambda event: resumed_from.append(event.get("message", ""))
+        tmp_path / "killed",
+        with_dev(),
+        emit=lambda event: resumed_from.append(event.get("message", "")),
     )
     run_opd(resumed, opd)
     assert "resuming from checkpoint-2" in resumed_from
-    whole = stage_context(tmp_path / "whole")
+    whole = stage_context(tmp_path / "whole", with_dev())
     run_opd(whole, opd)
     one, two = (
         load_file(ctx.out_dir / "checkpoint" / "model.safetensors") for ctx in (resumed, whole)
@@ -141,3 +156,69 @@ def test_killed_and_resumed_gives_the_same_weights_and_table(tmp_path: Path) -> 
         assert torch.equal(one[name], two[name]), name
     tables = [read_table(ctx.out_dir / "metrics.parquet", "metrics") for ctx in (resumed, whole)]
     assert tables[0].equals(tables[1])
+    assert tables[0].column("dev_strict").to_pylist() == [0.0] * 4
+
+
+VLLM = SAMPLER.model_copy(update={"engine": "vllm"})
+
+
+def for_vllm(folder: Path, **fields: Any) -> StageContext:
+    """The tiny stage with a student that vLLM can sample on a CPU."""
+    if not (folder / "model").exists():
+        tiny_model_files(folder / "model", head_dim=32)
+    return stage_context(folder, **fields)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("engine_environment")
+def test_vllm_samples_from_the_student_and_resumes_to_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    opd = with_teacher(tmp_path, lora=LoraConfig(enabled=True, r=4, alpha=8))
+
+    def stop(event: dict[str, Any]) -> None:
+        if event.get("done") == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_opd(for_vllm(tmp_path / "stopped", emit=stop), opd, sampler=VLLM)
+    resumed, whole = for_vllm(tmp_path / "stopped"), for_vllm(tmp_path / "whole")
+    for ctx in (resumed, whole):
+        result = run_opd(ctx, opd, sampler=VLLM)
+        assert result.summary["engine"] == "vllm"
+        assert 0 < result.summary["drift_mean"] <= result.summary["drift_max"] < 1e-4
+        assert "Drift between vLLM and the student" in result.markdown
+    one, two = (
+        load_file(ctx.out_dir / "checkpoint" / "model.safetensors") for ctx in (resumed, whole)
+    )
+    for name in one:
+        assert torch.equal(one[name], two[name]), name
+    tables = [read_table(ctx.out_dir / "metrics.parquet", "metrics") for ctx in (resumed, whole)]
+    assert tables[0].equals(tables[1])
+    losses = tables[1].column("loss").to_pylist()
+    assert losses[-1] < 0.95 * losses[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("engine_environment")
+def test_stale_weights_in_vllm_stop_the_stage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm")
+    from tasks.sync.generation import MergedGeneration
+
+    transfer = MergedGeneration._transfer
+
+    def lost(self: MergedGeneration) -> int:
+        return 0 if self.next_version == 2 else transfer(self)
+
+    monkeypatch.setattr(MergedGeneration, "_transfer", lost)
+    ctx = for_vllm(tmp_path)
+    with pytest.raises(DriftError, match="step 3 of OPD: vLLM and the student differ"):
+        run_opd(ctx, with_teacher(tmp_path), sampler=VLLM)
+
+
+def test_an_adapter_that_vllm_cannot_sample_is_refused_at_once(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    opd = OPD.model_copy(update={"teacher": "none", "lora": LoraConfig(enabled=True, r=4096)})
+    with pytest.raises(UserError, match=r"opd\.lora\.r = 4096 is more than vLLM can sample"):
+        run_opd(stage_context(tmp_path), opd, sampler=VLLM)

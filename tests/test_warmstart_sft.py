@@ -198,7 +198,8 @@ def test_a_replay_names_what_is_not_finite(tmp_path: Path) -> None:
     ids = torch.arange(5, 11)[None]
     batch = {"0.input_ids": ids, "0.attention_mask": torch.ones_like(ids), "0.labels": ids.clone()}
     about = {"step": 7, "what": "loss", "method": "sft", "question_ids": [["q1"]]}
-    save_file(batch, folder / "batch.safetensors", metadata={"ratchet": json.dumps(about)})
+    header = {"ratchet": json.dumps(about)}
+    save_file(batch, folder / "batch.safetensors", metadata=header)
     found = list(outcomes(read_replay(folder)))
     assert not any(one.ok for one in found)
     assert all(one.first_bad is not None for one in found)
@@ -207,8 +208,8 @@ def test_a_replay_names_what_is_not_finite(tmp_path: Path) -> None:
     assert diagnosis(mixed).startswith("Finite with sdpa in bfloat16; not with sdpa in float32,")
     with pytest.raises(UserError, match="holds no replay"):
         read_replay(tmp_path)
-    save_file({"0.prompt_ids": ids}, folder / "batch.safetensors")
-    with pytest.raises(UserError, match="only SFT batches can be run again"):
+    save_file({"0.input_ids": ids}, folder / "batch.safetensors", metadata=header)
+    with pytest.raises(UserError, match="lacks attention_mask: it can't be run again"):
         read_replay(folder)
 
 

@@ -34,9 +34,14 @@ def tiny_tokenizer(extra: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
 
 
 def tiny_model(
-    tokenizer: PreTrainedTokenizerFast, *, seed: int = 0, vocab_size: int | None = None
+    tokenizer: PreTrainedTokenizerFast,
+    *,
+    seed: int = 0,
+    vocab_size: int | None = None,
+    head_dim: int = 16,
 ) -> Qwen3ForCausalLM:
-    """Two layers of width 32 with tied embeddings; weights drawn from `seed`."""
+    """Two layers of width 32 with tied embeddings; weights drawn from `seed`. vLLM on a CPU wants
+    a `head_dim` of 32 at least."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=vocab_size or len(tokenizer),
@@ -45,7 +50,7 @@ def tiny_model(
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=1,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
         initializer_range=0.2,

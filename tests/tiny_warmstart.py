@@ -81,11 +81,14 @@ def selection(rows: Rows, rl: int = 2) -> Rows:
     ]
 
 
-def tiny_model_files(folder: Path, seed: int = 0, vocab_size: int | None = None) -> Path:
+def tiny_model_files(
+    folder: Path, seed: int = 0, vocab_size: int | None = None, head_dim: int = 16
+) -> Path:
     """Save a random model and its tokenizer; returns the checkpoint's folder."""
     tokenizer = tiny_tokenizer()
     checkpoint = folder / "checkpoint"
-    tiny_model(tokenizer, seed=seed, vocab_size=vocab_size).save_pretrained(checkpoint)
+    model = tiny_model(tokenizer, seed=seed, vocab_size=vocab_size, head_dim=head_dim)
+    model.save_pretrained(checkpoint)
     tokenizer.save_pretrained(checkpoint)
     return checkpoint
 
@@ -160,7 +163,7 @@ def die_at(step: int) -> Emit:
 def main() -> None:
     """Run one stage and die on the way."""
     method, folder, step = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    ctx = stage_context(folder, with_dev() if method == "sft" else None, emit=die_at(step))
+    ctx = stage_context(folder, with_dev(), emit=die_at(step))
     if method == "sft":
         run_sft(ctx)
     else:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 from trl.generation import vllm_generation
@@ -103,7 +104,10 @@ class MergedGeneration(MergedSync, ColocatedGeneration):
 
 
 @contextmanager
-def colocated(kind: type[ColocatedGeneration], settings: EngineSettings) -> Iterator[None]:
-    """While it lasts, a GRPO trainer that is made gets `kind` as its generation backend."""
-    with replaced(grpo_trainer, "VLLMGeneration", partial(kind, settings=settings)):
+def colocated(
+    kind: type[ColocatedGeneration], settings: EngineSettings, trainers: ModuleType = grpo_trainer
+) -> Iterator[None]:
+    """While it lasts, a trainer of the TRL module `trainers` that is made gets `kind` as its
+    generation backend."""
+    with replaced(trainers, "VLLMGeneration", partial(kind, settings=settings)):
         yield
