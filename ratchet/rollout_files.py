@@ -68,7 +68,7 @@ def resolve(store: Store, named: str) -> str:
             raise UserError(f"rollouts.path: {error}") from None
         raise UserError(
             f"rollouts.path: there is no file or folder {path.absolute()}, and no run or artifact "
-            f"'{head}' in {store.root}: name RUN/{STAGE}, TRL's output folder, a wandb run or an "
+            f"'{named}' in {store.root}: name RUN/{STAGE}, TRL's output folder, a wandb run or an "
             "exported table"
         ) from None
     if artifact.manifest.stage != STAGE:

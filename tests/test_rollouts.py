@@ -15,7 +15,9 @@ from made_up import Rows, artifact, context, question
 from made_up_store import commit
 
 from ratchet.config import FilterConfig, GrpoConfig, PromptConfig, PromptFormat, RolloutsConfig
+from ratchet.config_load import load_config
 from ratchet.errors import UserError
+from ratchet.plan import make_plan
 from ratchet.questions.match import QuestionFinder
 from ratchet.rollout_files import fingerprint, resolve
 from ratchet.schemas import read_table
@@ -289,11 +291,38 @@ def test_the_content_of_files_is_their_fingerprint(tmp_path: Path) -> None:
         fingerprint(config)
 
 
+def test_what_was_logged_enters_the_keys(tmp_path: Path) -> None:
+    store = Store(tmp_path / "store")
+    folder = tmp_path / "t"
+
+    def keys(*settings: str) -> dict[str, str]:
+        plan = make_plan(load_config("demo", [f"rollouts.path={folder}", *settings]), store)
+        return {planned.node.name: planned.key for planned in plan.nodes}
+
+    write(folder / "completions_1.parquet", LOGGED)
+    first = keys()
+    assert keys() == first
+    with_gate = keys("headroom.min_live_share=0.5")
+    assert with_gate.pop("headroom") and with_gate.keys() == first.keys()
+    assert {name for name in first if with_gate[name] != first[name]} == {"report"}
+    write(folder / "completions_2.parquet", LOGGED)
+    assert {name for name in first if keys()[name] == first[name]} == {
+        "model", "questions", "decontaminate", "benchmark", "evaluate.baseline",
+    }  # fmt: skip
+
+    named = keys(f"rollouts.path=grpo/{'ab' * 10}")
+    assert named["filter"] != keys(f"rollouts.path=grpo/{'cd' * 10}")["filter"]
+    assert (
+        keys(f"rollouts.path=grpo/{'ab' * 10}", "decontaminate.words=9")["compare"]
+        != (named["compare"])
+    )
+
+
 def test_what_a_path_can_name(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
     path = write(tmp_path / "t.parquet", LOGGED)
     assert resolve(store, str(path)) == str(path)
-    with pytest.raises(UserError, match=r"no file or folder .*latest/grpo, and no run .*'latest'"):
+    with pytest.raises(UserError, match=r"no file or folder .*latest/grpo, and no run or artifact"):
         resolve(store, "latest/grpo")
     made, died = "ab" * 10, "cd" * 10
     commit(store, "grpo", made, {"rollouts": ours()})
