@@ -134,9 +134,10 @@ def open_table(path: Path) -> LoggedTable:
         raise UserError(f"rollouts.path: {path} is empty")
     if path.suffix == ".parquet":
         return _parquet(path)
-    if path.suffix == ".csv":
-        return _csv(path)
-    return _json(path)
+    try:
+        return _csv(path) if path.suffix == ".csv" else _json(path)
+    except UnicodeDecodeError:
+        raise UserError(f"rollouts.path: {path} is not text in UTF-8") from None
 
 
 def _parquet(path: Path) -> LoggedTable:
@@ -159,16 +160,13 @@ def _parquet(path: Path) -> LoggedTable:
 def _csv(path: Path) -> LoggedTable:
     csv.field_size_limit(2**31 - 1)  # a completion may be long
 
-    def rows() -> Iterator[Row]:
-        with path.open(encoding="utf-8", newline="") as file:
-            yield from csv.DictReader(file)
-
     with path.open(encoding="utf-8", newline="") as file:
         columns = list(csv.DictReader(file).fieldnames or [])
 
     def read(wanted: list[str]) -> Iterator[Row]:
-        for row in rows():
-            yield {name: row[name] or None for name in wanted}
+        with path.open(encoding="utf-8", errors="replace", newline="") as file:
+            for row in csv.DictReader(file):
+                yield {name: row[name] or None for name in wanted}
 
     return LoggedTable(path, columns, read)
 

@@ -63,11 +63,12 @@ class Source:
         """All completions of the steps used, repeats left out."""
         for table in self.tables:
             for batch in self._batches(table):
-                digest = hashlib.sha256(_content(batch).encode()).digest()
-                if STEP in table.columns and digest in self._seen:
-                    self.num_repeated += len(batch)
-                    continue
-                self._seen.add(digest)
+                if STEP in table.columns:
+                    digest = hashlib.sha256(_content(batch).encode()).digest()
+                    if digest in self._seen:
+                        self.num_repeated += len(batch)
+                        continue
+                    self._seen.add(digest)
                 for row in batch:
                     yield self._logged(row, table.path)
 
@@ -100,7 +101,7 @@ class Source:
             right=None
             if reward is None
             else _number(row[reward], reward, path) >= self.config.threshold,
-            num_tokens=None if tokens is None else int(tokens),
+            num_tokens=None if tokens is None else int(float(tokens)),
             truncated=None if reason is None else reason == "length",
         )
 

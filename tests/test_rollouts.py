@@ -271,6 +271,8 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path) -> None:
     assert "is no Parquet file" in refused("text.parquet", "no table at all")
     assert "is not JSON" in refused("half.table.json", '{"columns": [')
     assert "holds neither a wandb table" in refused("summary.json", '{"loss": 1}')
+    (tmp_path / "latin.csv").write_bytes("step,prompt,completion\n1,é,é\n".encode("latin-1"))
+    assert "is not text in UTF-8" in refused("latin.csv", None)
     assert "is no table (.parquet" in refused("notes.txt", "hello")
     assert "there is no" in refused("nowhere", None)
     (tmp_path / "folder").mkdir()
