@@ -238,14 +238,14 @@ def test_shards_say_what_they_are(tmp_path: Path) -> None:
     assert progress[-1]["note"].endswith("tok/s, 0 s left")
 
 
-def run_evaluate(ctx: StageContext, samples: int) -> StageResult:
+def run_evaluate(ctx: StageContext, samples: int, band_samples: int = 0) -> StageResult:
     return evaluate.run(
         ctx,
         model=MODEL,
         prompt=PROMPT,
         sampler=SAMPLER,
         workers=ALONE,
-        evaluate=EvaluateConfig(samples=samples),
+        evaluate=EvaluateConfig(samples=samples, band_samples=band_samples),
     )
 
 
@@ -253,13 +253,18 @@ def run_evaluate(ctx: StageContext, samples: int) -> StageResult:
 def test_evaluate_judges_every_answer_of_its_arm(tmp_path: Path) -> None:
     questions = rows(8, "test") + rows(4, "train", seed=9)
     ctx = replace(stage_context(tmp_path, "a", questions), node="evaluate.rl")
-    result = run_evaluate(ctx, samples=2)
+    result = run_evaluate(ctx, samples=2, band_samples=2)
     found = artifact(ctx.out_dir, "evaluate", {}).table("eval").to_pylist()
-    assert len(found) == 8 * 3
+    assert len(found) == 8 * 5
     assert {row["arm"] for row in found} == {"rl"}
     assert [(r["decoding"], r["sample_index"]) for r in found if r["question_id"] == "test-1"] == [
-        ("greedy", 0), ("sampled", 0), ("sampled", 1),
+        ("greedy", 0), ("sampled", 0), ("sampled", 1), ("banding", 2), ("banding", 3),
     ]  # fmt: skip
+    drawn = {
+        decoding: [row["text"] for row in found if row["decoding"] == decoding]
+        for decoding in ("sampled", "banding")
+    }
+    assert drawn["sampled"] != drawn["banding"], "draws of their own"
     golds = {row["question_id"]: row["gold"] for row in questions}
     for row in found:
         verdict = verify(row["text"], golds[row["question_id"]], "tags")
@@ -268,6 +273,7 @@ def test_evaluate_judges_every_answer_of_its_arm(tmp_path: Path) -> None:
     figures = result.summary["benchmarks"]
     assert set(figures) == {"symbolic", "other"}
     for name, by_decoding in figures.items():
+        assert set(by_decoding) == {"greedy", "sampled"}
         greedy = [r for r in found if r["benchmark"] == name and r["decoding"] == "greedy"]
         right = sum(r["strict"] for r in greedy)
         assert by_decoding["greedy"]["strict"] == right / 4
