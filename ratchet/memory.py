@@ -73,6 +73,8 @@ class Training:
     prompt_tokens: int
     attention: str
     """'eager' keeps the attention weights."""
+    master_bytes: int
+    """Per weight of the trainer."""
     device: Device
 
     @property
@@ -81,9 +83,9 @@ class Training:
         return self.lora.r * self.shape.adapted_width if self.lora.enabled else 0
 
     @property
-    def master_bytes(self) -> int:
-        """Per weight: the run's number format with LoRA, float32 without."""
-        return NUMBER_BYTES[self.dtype] if self.lora.enabled else 4
+    def in_autocast(self) -> bool:
+        """Whether float32 weights are used in bfloat16."""
+        return self.dtype == "bfloat16" and self.master_bytes == 4
 
 
 def whole_logits(tokens: int, vocab_size: int) -> int:
@@ -100,7 +102,7 @@ def _weights(on: Training) -> Iterator[Part]:
     )
     if on.lora.enabled:
         yield Part("adapter", trained * 4, f"rank {on.lora.r}, {kind} × 4 bytes")
-    elif on.dtype == "bfloat16":
+    if on.in_autocast:
         yield Part("bfloat16 copy", count * 2, "autocast's, of the float32 weights")
     yield Part("gradients", trained * 4, f"{kind} × 4 bytes")
     yield Part("AdamW", trained * ADAM_BYTES, f"{kind} × 8 bytes")
@@ -112,8 +114,8 @@ def _activations(on: Training, tokens: int) -> Part:
     queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
     numbers = 8 * shape.hidden_size + 5 * queries + 4 * keys + 4 * shape.intermediate_size
     low = on.dtype == "bfloat16"
-    # The adapter's inputs and the norms are float32 in either format.
-    one = count * numbers * (3 if low and on.lora.enabled else 4)
+    # An adapter's inputs and the norms are float32 in either format.
+    one = count * numbers * (3 if low and not on.in_autocast else 4)
     if on.attention == "eager":
         one += count * tokens * shape.num_heads * (6 if low else 4)
     why = f"{on.rows} × {tokens:,} tokens, {shape.num_layers} layers"
@@ -159,29 +161,27 @@ class Sampling:
     """Sequences that one engine generates at once at most."""
 
 
-def _sampler(on: Training, grpo: GrpoConfig, how: Sampling, completion: int) -> Iterator[Part]:
-    """What sampling takes beside the trainer, per training process."""
+def _sampler(
+    on: Training, how: Sampling, own: int, completion: int, share: float | None
+) -> Iterator[Part]:
+    """What sampling `own` completions at a time takes beside the trainer. `share` is vLLM's of a
+    GPU; None where it has a GPU of its own."""
     shape, length = on.shape, on.prompt_tokens + completion
     number = NUMBER_BYTES[on.dtype]
-    own = grpo.prompts_per_step * grpo.group_size // grpo.processes
     if how.engine != "vllm":
         yield Part(
             "generation",
             own * length * shape.kv_token_bytes(on.master_bytes) + own * shape.vocab_size * 12,
             f"keys and values of {own} × {length:,} tokens",
         )
-        return
-    if on.device.is_gpu:
-        if grpo.vllm_mode == "colocate" or grpo.vllm_server_device is None:
-            share = grpo.vllm_memory_utilization
-            why = f"grpo.vllm_memory_utilization = {share:g} of the device"
-            yield Part("vLLM", int(share * on.device.total), why)
-        return
-    yield Part(
-        "vLLM's weights", shape.num_parameters * number, f"a copy of its own, {number} bytes each"
-    )
-    cache = cache_gib(shape, min(how.max_num_seqs, own), length, number, on.device.total)
-    yield Part("vLLM's cache", cache * GIB, "keys and values, reserved")
+    elif not on.device.is_gpu:
+        count = shape.num_parameters
+        yield Part("vLLM's weights", count * number, f"a copy of its own, {number} bytes each")
+        cache = cache_gib(shape, min(how.max_num_seqs, own), length, number, on.device.total)
+        yield Part("vLLM's cache", cache * GIB, "keys and values, reserved")
+    elif share is not None:
+        why = f"vllm_memory_utilization = {share:g} of the device"
+        yield Part("vLLM", int(share * on.device.total), why)
 
 
 def grpo_parts(on: Training, grpo: GrpoConfig, how: Sampling, completion: int) -> tuple[Part, ...]:
@@ -191,7 +191,10 @@ def grpo_parts(on: Training, grpo: GrpoConfig, how: Sampling, completion: int) -
         parts.append(Part("reference", on.shape.num_parameters * 4, "grpo.beta is not 0"))
     parts.append(_activations(on, on.prompt_tokens + completion))
     parts.append(_tiles(on, _scored(on, completion), on.shape))
-    parts += _sampler(on, grpo, how, completion)
+    own = grpo.prompts_per_step * grpo.group_size // grpo.processes
+    apart = grpo.vllm_mode == "server" and grpo.vllm_server_device is not None
+    share = None if apart else grpo.vllm_memory_utilization
+    parts += _sampler(on, how, own, completion, share)
     parts.append(_process(on))
     if grpo.processes == 1 or on.device.is_gpu:
         return tuple(parts)
@@ -208,7 +211,9 @@ def sft_parts(on: Training, tokens: int) -> tuple[Part, ...]:
     return (*_weights(on), _activations(on, tokens), scored, _process(on))
 
 
-def opd_parts(on: Training, teacher: ModelShape | None, completion: int) -> tuple[Part, ...]:
+def opd_parts(
+    on: Training, opd: OpdConfig, how: Sampling, teacher: ModelShape | None, completion: int
+) -> tuple[Part, ...]:
     """What distillation holds; without a teacher's shape that part is left out."""
     length = on.prompt_tokens + completion
     parts = [*_weights(on), _activations(on, length)]
@@ -218,6 +223,7 @@ def opd_parts(on: Training, teacher: ModelShape | None, completion: int) -> tupl
         count, number = teacher.num_parameters, NUMBER_BYTES[on.dtype]
         parts.append(Part("teacher", count * number, f"{count / 1e6:,.0f} M × {number} bytes"))
         parts.append(_tiles(on, scored, teacher))
+    parts += _sampler(on, how, opd.batch_size, completion, opd.vllm_memory_utilization)
     return (*parts, _process(on))
 
 
@@ -232,13 +238,21 @@ def training(
     prompt_tokens: int,
     device: Device,
 ) -> Training:
-    """What the estimate knows of a stage's training process."""
+    """What the estimate knows of a stage's training process. Only GRPO with LoRA holds the weights
+    in the run's number format; all else trains in float32, under autocast where it isn't that."""
+    attention, master = "eager", 4
     if isinstance(section, SftConfig):
         attention = section.attention
-    elif isinstance(section, OpdConfig):
-        attention = "eager"
-    else:
+    elif isinstance(section, GrpoConfig):
         attention = "eager" if dtype == "bfloat16" else "sdpa"
+        master = NUMBER_BYTES[dtype] if section.lora.enabled else 4
     return Training(
-        shape, dtype, section.lora, section.micro_batch_size, prompt_tokens, attention, device
+        shape=shape,
+        dtype=dtype,
+        lora=section.lora,
+        rows=section.micro_batch_size,
+        prompt_tokens=prompt_tokens,
+        attention=attention,
+        master_bytes=master,
+        device=device,
     )

@@ -60,7 +60,7 @@ class Wanted:
         if isinstance(self.section, SftConfig):
             return Estimate(sft_parts(on, length))
         if isinstance(self.section, OpdConfig):
-            return Estimate(opd_parts(on, self.teacher, length))
+            return Estimate(opd_parts(on, self.section, self.sampling, self.teacher, length))
         return Estimate(grpo_parts(on, self.section, self.sampling, length))
 
     def with_field(self, **values: object) -> Wanted:
@@ -117,20 +117,18 @@ def judge(wanted: Wanted, capacity: int) -> Verdict:
 def vllm_shortage(wanted: Wanted) -> str | None:
     """What is wrong when vLLM's share of a GPU can't hold the model and one sequence."""
     section, shape = wanted.section, wanted.shape
-    uses = isinstance(section, GrpoConfig) and wanted.sampling.engine == "vllm"
-    if not uses or not wanted.device.is_gpu:
+    if isinstance(section, SftConfig) or wanted.sampling.engine != "vllm":
         return None
-    assert isinstance(section, GrpoConfig)
     number = NUMBER_BYTES[wanted.dtype]
     sequence = (wanted.prompt_tokens + wanted.longest) * shape.kv_token_bytes(number)
     need = shape.num_parameters * number + sequence
-    share = section.vllm_memory_utilization * wanted.device.total
-    if need <= share:
+    share = section.vllm_memory_utilization
+    if not wanted.device.is_gpu or need <= share * wanted.device.total:
         return None
     return (
-        f"grpo.vllm_memory_utilization = {section.vllm_memory_utilization:g} gives vLLM "
-        f"{_gb(int(share))}, and weights and one sequence take {_gb(need)}: raise it to at least "
-        f"{need / wanted.device.total:.2f}"
+        f"{wanted.name}.vllm_memory_utilization = {share:g} gives vLLM "
+        f"{_gb(int(share * wanted.device.total))}, and weights and one sequence take {_gb(need)}: "
+        f"raise it to at least {need / wanted.device.total:.2f}"
     )
 
 
@@ -152,18 +150,12 @@ def _alternatives(wanted: Wanted) -> Iterator[tuple[str, str, Wanted]]:
     while length >= MIN_COMPLETION:
         yield longest, str(length), replace(wanted, longest=length)
         length //= 2
-    if isinstance(section, GrpoConfig):
-        yield from _sampling_alternatives(wanted, section)
-
-
-def _sampling_alternatives(
-    wanted: Wanted, section: GrpoConfig
-) -> Iterator[tuple[str, str, Wanted]]:
-    share = section.vllm_memory_utilization
-    while wanted.device.is_gpu and wanted.sampling.engine == "vllm" and share > MIN_SHARE:
-        share = round(share - MIN_SHARE, 2)
-        other = wanted.with_field(vllm_memory_utilization=share)
-        if vllm_shortage(other) is None:
-            yield "grpo.vllm_memory_utilization", f"{share:g}", other
-    if section.processes > 1 and not wanted.device.is_gpu:
+    if not isinstance(section, SftConfig) and wanted.device.is_gpu:
+        share = section.vllm_memory_utilization
+        while wanted.sampling.engine == "vllm" and share > MIN_SHARE:
+            share = round(share - MIN_SHARE, 2)
+            other = wanted.with_field(vllm_memory_utilization=share)
+            if vllm_shortage(other) is None:
+                yield f"{name}.vllm_memory_utilization", f"{share:g}", other
+    if isinstance(section, GrpoConfig) and section.processes > 1 and not wanted.device.is_gpu:
         yield "grpo.processes", "1", wanted.with_field(processes=1)

@@ -154,6 +154,11 @@ def test_a_share_that_cannot_hold_the_model_is_refused() -> None:
 def test_distillation_holds_a_teacher_and_sft_no_sampler() -> None:
     opd = sizes(wanted(OpdConfig(), "opd", dtype="bfloat16", teacher=QWEN).estimate())
     assert opd["teacher"] == 494_032_768 * 2
+    # student in float32 whatever the run's number format, with autocast's copy
+    assert opd["weights"] == 494_032_768 * 4
+    assert opd["bfloat16 copy"] == 494_032_768 * 2
+    on_gpu = sizes(wanted(OpdConfig(), "opd", on=GPU).estimate())
+    assert on_gpu["vLLM"] == int(0.3 * 24e9)
     parts = wanted(OpdConfig(), "opd", teacher=QWEN).estimate().parts
     assert sum(part.what == "log-probabilities" for part in parts) == 2
     sft = wanted(SftConfig(), "sft", longest=1024).estimate()
