@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -131,24 +129,47 @@ def test_greedy_answers_stop_at_the_stop_token() -> None:
     assert found[0] == expected
 
 
+VLLM = SAMPLER.model_copy(update={"engine": "vllm"})
+
+
+def for_vllm(folder: Path, **fields: Any) -> StageContext:
+    """The tiny stage with dev questions and a student that vLLM can sample on a CPU."""
+    if not (folder / "model").exists():
+        tiny_model_files(folder / "model", head_dim=32)
+    return stage_context(folder, with_dev(), **fields)
+
+
 @pytest.mark.slow
-def test_killed_and_resumed_gives_the_same_weights_and_table(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("tiny_warmstart.py")
-    opd = with_teacher(tmp_path / "killed")
-    killed = subprocess.run(
-        [sys.executable, str(script), "opd", str(tmp_path / "killed"), "3"], check=False
+@pytest.mark.usefixtures("engine_environment")
+@pytest.mark.parametrize("engine", ["transformers", "vllm"])
+def test_interrupted_and_resumed_gives_the_same_weights_and_table(
+    engine: Literal["transformers", "vllm"], tmp_path: Path
+) -> None:
+    if engine == "vllm":
+        pytest.importorskip("vllm")
+    opd = with_teacher(tmp_path, lora=LoraConfig(enabled=engine == "vllm", r=4, alpha=8))
+    sampler = SAMPLER.model_copy(update={"engine": engine})
+
+    def stop(event: dict[str, Any]) -> None:
+        if event.get("done") == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_opd(for_vllm(tmp_path / "stopped", emit=stop), opd, sampler=sampler)
+    said: list[str] = []
+    resumed = for_vllm(
+        tmp_path / "stopped", emit=lambda event: said.append(event.get("message", ""))
     )
-    assert killed.returncode == -9
-    resumed_from: list[str] = []
-    resumed = stage_context(
-        tmp_path / "killed",
-        with_dev(),
-        emit=lambda event: resumed_from.append(event.get("message", "")),
-    )
-    run_opd(resumed, opd)
-    assert "resuming from checkpoint-2" in resumed_from
-    whole = stage_context(tmp_path / "whole", with_dev())
-    run_opd(whole, opd)
+    whole = for_vllm(tmp_path / "whole")
+    for ctx in (resumed, whole):
+        result = run_opd(ctx, opd, sampler=sampler)
+        assert result.summary["engine"] == engine
+        if engine == "vllm":
+            assert 0 < result.summary["drift_mean"] <= result.summary["drift_max"] < 1e-4
+            assert "Drift between vLLM and the student" in result.markdown
+        else:
+            assert "drift_mean" not in result.summary
+    assert "resuming from checkpoint-2" in said
     one, two = (
         load_file(ctx.out_dir / "checkpoint" / "model.safetensors") for ctx in (resumed, whole)
     )
@@ -157,43 +178,6 @@ def test_killed_and_resumed_gives_the_same_weights_and_table(tmp_path: Path) -> 
     tables = [read_table(ctx.out_dir / "metrics.parquet", "metrics") for ctx in (resumed, whole)]
     assert tables[0].equals(tables[1])
     assert tables[0].column("dev_strict").to_pylist() == [0.0] * 4
-
-
-VLLM = SAMPLER.model_copy(update={"engine": "vllm"})
-
-
-def for_vllm(folder: Path, **fields: Any) -> StageContext:
-    """The tiny stage with a student that vLLM can sample on a CPU."""
-    if not (folder / "model").exists():
-        tiny_model_files(folder / "model", head_dim=32)
-    return stage_context(folder, **fields)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("engine_environment")
-def test_vllm_samples_from_the_student_and_resumes_to_the_same(tmp_path: Path) -> None:
-    pytest.importorskip("vllm")
-    opd = with_teacher(tmp_path, lora=LoraConfig(enabled=True, r=4, alpha=8))
-
-    def stop(event: dict[str, Any]) -> None:
-        if event.get("done") == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        run_opd(for_vllm(tmp_path / "stopped", emit=stop), opd, sampler=VLLM)
-    resumed, whole = for_vllm(tmp_path / "stopped"), for_vllm(tmp_path / "whole")
-    for ctx in (resumed, whole):
-        result = run_opd(ctx, opd, sampler=VLLM)
-        assert result.summary["engine"] == "vllm"
-        assert 0 < result.summary["drift_mean"] <= result.summary["drift_max"] < 1e-4
-        assert "Drift between vLLM and the student" in result.markdown
-    one, two = (
-        load_file(ctx.out_dir / "checkpoint" / "model.safetensors") for ctx in (resumed, whole)
-    )
-    for name in one:
-        assert torch.equal(one[name], two[name]), name
-    tables = [read_table(ctx.out_dir / "metrics.parquet", "metrics") for ctx in (resumed, whole)]
-    assert tables[0].equals(tables[1])
     losses = tables[1].column("loss").to_pylist()
     assert losses[-1] < 0.95 * losses[0]
 

@@ -1,6 +1,6 @@
 """Runs a warm-start stage on a tiny random model and hand-made questions. Not a test module.
 
-python tests/tiny_warmstart.py sft FOLDER      (killed and run again by the resume tests)
+python tests/tiny_warmstart.py FOLDER STEP      (SFT, killed after STEP and run again by a test)
 """
 
 from __future__ import annotations
@@ -161,13 +161,9 @@ def die_at(step: int) -> Emit:
 
 
 def main() -> None:
-    """Run one stage and die on the way."""
-    method, folder, step = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
-    ctx = stage_context(folder, with_dev(), emit=die_at(step))
-    if method == "sft":
-        run_sft(ctx)
-    else:
-        run_opd(ctx, OPD.model_copy(update={"teacher": str(folder / "teacher" / "checkpoint")}))
+    """Run the SFT stage and die on the way."""
+    folder, step = Path(sys.argv[1]), int(sys.argv[2])
+    run_sft(stage_context(folder, with_dev(), emit=die_at(step)))
 
 
 if __name__ == "__main__":
