@@ -12,6 +12,7 @@ a CPU. Nothing is written.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import sys
 import time
@@ -118,6 +119,8 @@ def redraw(store: Store, ref: str, question: str, index: int, emit: Emit) -> Red
     )
     model_config = ModelConfig.model_validate(manifest.config["model"])
     sampler = SamplerConfig.model_validate(manifest.config["sampler"])
+    if sampler.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise UserError(f"{artifact.ref} was sampled with vLLM, which isn't installed here")
     shard, longest = call_of(artifact, Work(ctx, model_config, sampler, 0), row)
     work = Work(ctx, model_config, sampler, longest)
     with hold(store.root / ".locks" / "device.lock", ctx.log), open_engine(work) as engine:

@@ -69,8 +69,10 @@ class Progress:
         made = self.num_made + sum(done for done, _ in self.underway.values())
         tokens = self.tokens_made + sum(tokens for _, tokens in self.underway.values())
         done = self.num_reused + made
-        left = elapsed * (self.num_total - done) / made if made else 0.0
-        note = f"{tokens / elapsed:,.0f} tok/s, {time_words(left)} left"
+        note = ""
+        if made:
+            left = elapsed * (self.num_total - done) / made
+            note = f"{tokens / elapsed:,.0f} tok/s, {time_words(left)} left"
         self.ctx.progress(done, self.num_total, "completions", note)
 
 

@@ -208,10 +208,14 @@ def test_a_damaged_shard_is_made_again_and_comes_out_the_same(tmp_path: Path) ->
     (made,) = sample_shards(ctx, wanted, model_config=MODEL, sampler=SAMPLER, workers=ALONE)
     shard = next(found for found in ctx.store.artifacts() if found.manifest.stage == "samples")
     (shard.folder / "completions.parquet").write_bytes(b"rubbish")
-    again_ctx = stage_context(tmp_path, "b", questions)
+    said: list[str] = []
+    again_ctx = replace(
+        stage_context(tmp_path, "b", questions), emit=lambda event: said.append(str(event))
+    )
     (again,) = sample_shards(again_ctx, wanted, model_config=MODEL, sampler=SAMPLER, workers=ALONE)
     assert again.num_reused == 1
     assert again.table == made.table
+    assert any("completions.parquet has 7 bytes, not" in line for line in said)
 
 
 @pytest.mark.slow
