@@ -9,6 +9,8 @@ TARGET ?= $(shell command -v nvidia-smi >/dev/null 2>&1 && echo gpu || echo cpu)
 TORCH_PIP_ARGS ?=
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOCK := -c requirements/gpu.lock.txt
+# Two test files at a time: many tests wait for processes. A file's tests share its fixtures.
+SIDE_BY_SIDE := -n 2 --dist loadfile
 
 .PHONY: demo test test-fast lint format ui install clean
 
@@ -16,10 +18,10 @@ demo: install  ## the whole pipeline on a tiny model, in minutes
 	$(BIN)/ratchet run --preset demo
 
 test: install  ## all tests (those that need a GPU or absent data say so and are skipped)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 test-fast: install  ## the tests that need no engine and no trainer
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -m "not slow"
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow"
 
 lint: install  ## style and types
 	$(BIN)/ruff check .

@@ -18,7 +18,7 @@ from peft.utils import load_peft_weights
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 
 from ratchet.config import ModelConfig, PromptConfig
-from ratchet.prompts import STYLE_OF, prompt_ids
+from ratchet.prompts import STYLE_OF, answer_start, prompt_ids, prompt_text
 from ratchet.store.store import Artifact
 from ratchet.verifier import Style, verify_batch
 from tasks.resume import PREFIX
@@ -40,10 +40,13 @@ class DevQuestions:
     style: Style
     max_tokens: int
     """Longest answer."""
+    prefilled: str = ""
+    """What the chat template writes of every answer."""
 
     def figures(self, answers: list[str]) -> dict[str, float]:
         """Shares of strictly and leniently right answers."""
-        verdicts = verify_batch(answers, self.golds, self.style)
+        texts = [self.prefilled + answer for answer in answers]
+        verdicts = verify_batch(texts, self.golds, self.style)
         return {
             DEV_STRICT: sum(verdict.strict for verdict in verdicts) / len(verdicts),
             DEV_LENIENT: sum(verdict.lenient for verdict in verdicts) / len(verdicts),
@@ -69,7 +72,14 @@ def dev_questions(
         prompt_ids(tokenizer, prompt.format, row["question"], enable_thinking=thinking)
         for row in rows
     ]
-    return DevQuestions(prompts, [row["gold"] for row in rows], STYLE_OF[prompt.format], max_tokens)
+    text = prompt_text(tokenizer, prompt.format, rows[0]["question"], enable_thinking=thinking)
+    return DevQuestions(
+        prompts,
+        [row["gold"] for row in rows],
+        STYLE_OF[prompt.format],
+        max_tokens,
+        answer_start(text),
+    )
 
 
 def answers_in_training(

@@ -20,7 +20,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ratchet.config import PromptFormat
 from ratchet.errors import UserError
-from ratchet.prompts import STYLE_OF, prompt_ids
+from ratchet.prompts import OPENING_THOUGHT, STYLE_OF, answer_start, prompt_ids, prompt_text
 from ratchet.questions.decontaminate import normalise
 from ratchet.rewards import default_weights, resolve_rewards
 from ratchet.rewrite import rewrite_solution
@@ -180,6 +180,7 @@ def build_examples(
     used: list[dict[str, Any]] = []
     examples: list[Example] = []
     num_without = num_too_long = 0
+    start = _answer_start(tokenizer, prompt_format, questions[0]["question"], enable_thinking)
     for question in questions:
         if len(examples) == limit:
             break
@@ -187,6 +188,7 @@ def build_examples(
             num_without += 1
             continue
         text = rewrite_solution(question["reference_solution"], question["gold"], style)
+        text = text.removeprefix(start).lstrip("\n") if start else text
         answer = tokenizer.encode(text, add_special_tokens=False)
         prompt = prompt_ids(
             tokenizer, prompt_format, question["question"], enable_thinking=enable_thinking
@@ -199,13 +201,32 @@ def build_examples(
     if not examples:
         raise UserError(_why_none(num_without, num_too_long, max_length))
     answers = [
-        tokenizer.decode(
+        start
+        + tokenizer.decode(
             example.answer_ids[:-1], skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         for example in examples
     ]
     check_full_marks(used, answers, style)
     return ExampleSet(examples, num_without, num_too_long)
+
+
+def _answer_start(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_format: PromptFormat,
+    question: str,
+    enable_thinking: bool,
+) -> str:
+    """What the prompt holds of the answer; UserError where that is the opening of a thought."""
+    text = prompt_text(tokenizer, prompt_format, question, enable_thinking=enable_thinking)
+    start = answer_start(text)
+    if start == OPENING_THOUGHT:
+        raise UserError(
+            "the chat template opens a thought and reference solutions have none: they would teach "
+            "the model not to think. Set model.enable_thinking = false if the template knows it; "
+            "else sft.samples with sft.reference_weight = 0, or warmstart.method = 'opd' or 'none'"
+        )
+    return start
 
 
 def _why_none(num_without: int, num_too_long: int, max_length: int) -> str:

@@ -27,7 +27,7 @@ from ratchet.config import (
     WandbConfig,
     WarmstartConfig,
 )
-from ratchet.prompts import STYLE_OF, prompt_ids
+from ratchet.prompts import STYLE_OF, answer_start, prompt_ids
 from tasks.context import StageContext, StageResult
 from tasks.lora import lora_config
 from tasks.models import load_model, load_tokenizer, model_location, stop_token_ids
@@ -79,7 +79,8 @@ def _teacher_quality(
         max_tokens=sampler.max_completion_tokens,
         batch_size=min(sampler.max_num_seqs, NUM_TEACHER_QUESTIONS),
     )
-    found = quality(answers, golds, STYLE_OF[prompt.format])
+    start = answer_start(tokenizer.decode(prompts[0], clean_up_tokenization_spaces=False))
+    found = quality([start + answer for answer in answers], golds, STYLE_OF[prompt.format])
     ctx.log(
         f"teacher on {found.num_questions} warm-up questions, greedy: {found.strict:.3f} strict, "
         f"{found.lenient:.3f} lenient"

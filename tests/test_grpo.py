@@ -243,6 +243,25 @@ def test_a_reward_that_breaks_stops_the_run_by_name(model: Path, tmp_path: Path)
         run_stage(context(tmp_path, model), weights={"test_grpo:not_a_number": 1.0})
 
 
+def test_what_the_template_writes_of_the_answer_is_judged_with_it(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = tokenizer.chat_template.replace(
+        "<|assistant|>' -}}{%- endif", "<|assistant|><start_working_out>' -}}{%- endif"
+    )
+    tiny_model(tokenizer).save_pretrained(tmp_path / "opening")
+    tokenizer.save_pretrained(tmp_path / "opening")
+    weights = {"test_grpo:opened": 1.0, "tiny_grpo:letters": 1.0}
+    run_stage(context(tmp_path, tmp_path / "opening"), steps=1, weights=weights)
+    rows = table(tmp_path, "rollouts")
+    assert {row["reward_test_grpo:opened"] for row in rows} == {1.0}
+    assert not any(row["completion"].startswith("<start_working_out>") for row in rows)
+
+
+def opened(completions: list[str], **columns: Any) -> list[float]:
+    """Whether the answer has its opening tag."""
+    return [float(text.startswith("<start_working_out>")) for text in completions]
+
+
 def not_a_number(completions: list[str], **columns: Any) -> list[float]:
     """A broken reward."""
     return [math.nan] * len(completions)

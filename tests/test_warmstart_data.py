@@ -32,10 +32,14 @@ from tasks.warmstart_data import (
 Rows = list[dict[str, Any]]
 
 
-def examples(rows: Rows, *, max_length: int = 2000, limit: int | None = None) -> ExampleSet:
+def examples(
+    rows: Rows, *, max_length: int = 2000, limit: int | None = None, template: str | None = None
+) -> ExampleSet:
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = template or tokenizer.chat_template
     return build_examples(
         rows,
-        tiny_tokenizer(),
+        tokenizer,
         PromptFormat.TAGS_SHORT,
         enable_thinking=False,
         max_length=max_length,
@@ -63,6 +67,20 @@ def test_loss_is_on_the_answer_and_its_end_only() -> None:
     assert example.labels[:num_prompt] == [IGNORED] * num_prompt
     assert example.labels[num_prompt:] == example.input_ids[num_prompt:]
     assert example.labels[-1] == tokenizer.eos_token_id
+
+
+def test_an_opening_that_the_template_writes_is_not_learnt_again() -> None:
+    tokenizer = tiny_tokenizer()
+    opening = "<|assistant|><start_working_out>\n"
+    template = tokenizer.chat_template.replace("<|assistant|>", opening)
+    (example,) = examples([question("q", question="What is 2 + 2?")], template=template).examples
+    assert tokenizer.decode(example.prompt_ids).endswith(opening)
+    assert tokenizer.decode(example.answer_ids) == (
+        "2 + 2 = 4\n<end_working_out>\n<SOLUTION>4</SOLUTION>" + END
+    )
+    thinking = tokenizer.chat_template.replace("<|assistant|>", "<|assistant|><think>")
+    with pytest.raises(UserError, match="would teach the model not to think"):
+        examples([question("q")], template=thinking)
 
 
 def test_the_end_of_turn_is_what_the_template_writes() -> None:

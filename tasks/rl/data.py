@@ -16,7 +16,7 @@ from datasets import Dataset
 
 from ratchet.config import PromptConfig
 from ratchet.errors import UserError
-from ratchet.prompts import STYLE_OF, prompt_ids, prompt_text
+from ratchet.prompts import STYLE_OF, answer_start, prompt_ids, prompt_text
 from ratchet.store.store import Artifact
 
 if TYPE_CHECKING:
@@ -38,6 +38,12 @@ class Prompts:
     def longest(self) -> int:
         """Tokens in the longest prompt."""
         return max(len(ids) for ids in self.ids.values())
+
+    @property
+    def prefilled(self) -> str:
+        """What the chat template writes of every answer: an opening tag or `<think>`, mostly
+        nothing. Verifier and rewards read it before the completion."""
+        return answer_start(self.rows[0]["prompt"])
 
     def ordered(self, count: int, seed: int) -> Dataset:
         """`count` rows in training order."""

@@ -115,10 +115,11 @@ class RolloutTrainer(GRPOTrainer):
         completions: list[str],
         completion_ids_list: list[list[int]],
     ) -> torch.Tensor:
-        gathered = super()._calculate_rewards(inputs, prompts, completions, completion_ids_list)
+        answers = [self.prompts.prefilled + text for text in completions]
+        gathered = super()._calculate_rewards(inputs, prompts, answers, completion_ids_list)
         first = self.accelerator.process_index * len(prompts)
         mine = gathered[first : first + len(prompts)].cpu()
-        verdicts = verify_batch(completions, [row["gold"] for row in inputs], self.style)
+        verdicts = verify_batch(answers, [row["gold"] for row in inputs], self.style)
         self.rollout = Rollout(
             inputs, completions, completion_ids_list, verdicts, mine, self._scoring()
         )
