@@ -45,29 +45,29 @@ def band_order(band: str) -> list[str | float]:
 def measured_bands(
     evaluations: Mapping[str, Artifact], question_ids: Iterable[str]
 ) -> list[str] | None:
-    """The band of each question by the first evaluation that has samples for it (the starting
-    model's in a run), by lenient verdicts; None where none has.
+    """The band of each question by the samples that the first evaluation has for it (the starting
+    model's in a run), by lenient verdicts; None where it has none. Bands of what a later arm can do
+    would be full of questions that it does better or worse on than the first.
 
-    UserError for a question without one.
+    UserError for a question without samples.
     """
     import pyarrow.compute as pc
 
-    for name, evaluation in evaluations.items():
-        table = evaluation.table("eval", ["question_id", "decoding", "lenient"])
-        table = table.filter(pc.equal(table.column("decoding"), BANDING))
-        if not table.num_rows:
-            continue
-        ids = table.column("question_id").to_pylist()
-        asked = Counter(ids)
-        right: Counter[str] = Counter()
-        for question_id, lenient in zip(ids, table.column("lenient").to_pylist(), strict=True):
-            right[question_id] += lenient
-        wanted = list(question_ids)
-        missing = sum(question_id not in asked for question_id in wanted)
-        if missing:
-            raise UserError(
-                f"arm '{name}' has no samples to make bands of for {missing:,} of {len(wanted):,} "
-                "questions: evaluate it again"
-            )
-        return [pass_rate_band(right[one], asked[one]) for one in wanted]
-    return None
+    name, evaluation = next(iter(evaluations.items()))
+    table = evaluation.table("eval", ["question_id", "decoding", "lenient"])
+    table = table.filter(pc.equal(table.column("decoding"), BANDING))
+    if not table.num_rows:
+        return None
+    ids = table.column("question_id").to_pylist()
+    asked = Counter(ids)
+    right: Counter[str] = Counter()
+    for question_id, lenient in zip(ids, table.column("lenient").to_pylist(), strict=True):
+        right[question_id] += lenient
+    wanted = list(question_ids)
+    missing = sum(question_id not in asked for question_id in wanted)
+    if missing:
+        raise UserError(
+            f"arm '{name}' has no samples to make bands of for {missing:,} of {len(wanted):,} "
+            "questions: evaluate it again"
+        )
+    return [pass_rate_band(right[one], asked[one]) for one in wanted]

@@ -17,6 +17,7 @@ from typing import Any
 from ratchet.answer_places import WORDS, Place, elsewhere
 from ratchet.config import Dtype, GrpoConfig, GuardConfig
 from ratchet.drift import healthy_drift
+from ratchet.prompts import answer_start
 from ratchet.verifier import Style
 
 Row = Mapping[str, Any]
@@ -284,7 +285,8 @@ def _unreadable(case: Case) -> Symptom | None:
 
 def _misplaced(case: Case) -> Symptom | None:
     gap = case.level("lenient") - case.level("strict")
-    places = elsewhere((row["completion"] for row in case.rollouts), case.style)
+    answers = (answer_start(row["prompt"]) + row["completion"] for row in case.rollouts)
+    places = elsewhere(answers, case.style)
     nowhere = (Place.NONE, Place.THOUGHT)
     named = {Place(place): share for place, share in places.items() if place not in nowhere}
     marked = sum(share for place, share in named.items() if place is not Place.NUMBER)

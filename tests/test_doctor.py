@@ -139,6 +139,9 @@ def test_answers_in_another_place_are_named(ill: tuple[Path, Case]) -> None:
     seen = found(replace(case, rollouts=boxed, metrics=metrics))[Ailment.MISPLACED]
     assert seen.startswith("50% of the completions are right but not in the format")
     assert "50% in \\boxed{}" in seen
+    for row in boxed[: len(boxed) // 2]:
+        row["prompt"] += "<think>"  # what is boxed in a thought is no answer
+    assert Ailment.MISPLACED not in found(replace(case, rollouts=boxed))
 
 
 def test_shares_of_rewards_are_shares_of_variance_within_groups() -> None:

@@ -62,13 +62,17 @@ def test_a_limit_below_the_median_is_refused_for_the_model_that_wrote(tmp_path: 
     ctx, said = selected(tmp_path / "a", HEADROOM, own)
     with pytest.raises(UserError) as caught:
         check_length(ctx, SamplerConfig(max_completion_tokens=64))
-    words = "62% of the presampled completions were cut off, so most are longer than "
-    assert str(caught.value).startswith(words + "sampler.max_completion_tokens = 64: raise it")
+    words = "62% of the completions that questions were chosen by were cut off, so most are longer"
+    assert str(caught.value).startswith(
+        f"{words} than sampler.max_completion_tokens = 64: raise it"
+    )
     short = {"truncated_share": 0.1, "length_quantiles": {"0.5": 90}}
     ctx, said = selected(tmp_path / "b", short, own)
     with pytest.raises(UserError, match=r"median of 90 tokens, .*max_completion_tokens = 64: rai"):
         check_length(ctx, SamplerConfig(max_completion_tokens=64))
     check_length(ctx, SamplerConfig(max_completion_tokens=90))
+    unknown = {"truncated_share": None, "length_quantiles": {}}  # of a log that doesn't say
+    check_length(selected(tmp_path / "c", unknown, own)[0], SamplerConfig(max_completion_tokens=64))
     assert said == []
 
 
@@ -76,7 +80,9 @@ def test_another_models_lengths_are_a_warning(tmp_path: Path) -> None:
     ctx, said = selected(tmp_path, HEADROOM)  # presampled before the warm-start
     check_length(ctx, SamplerConfig(max_completion_tokens=64))
     assert len(said) == 1
-    assert said[0].startswith("warning: 62% of the presampled completions were cut off")
+    assert said[0].startswith(
+        "warning: 62% of the completions that questions were chosen by were cut off"
+    )
     assert said[0].endswith("unless the warm-start has made them shorter")
 
 

@@ -95,10 +95,10 @@ def check_length(ctx: StageContext, sampler: SamplerConfig) -> None:
         return
     limit, cut = sampler.max_completion_tokens, found["truncated_share"]
     median = found["length_quantiles"].get("0.5")
-    if cut >= MANY_CUT:
-        what = f"{cut:.0%} of the presampled completions were cut off"
+    if cut is not None and cut >= MANY_CUT:
+        what = f"{cut:.0%} of the completions that questions were chosen by were cut off"
     elif median is not None and median > limit:
-        what = f"the presampled completions have a median of {median} tokens"
+        what = f"the completions that questions were chosen by have a median of {median} tokens"
     else:
         return
     words = (
