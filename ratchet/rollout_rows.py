@@ -19,6 +19,7 @@ from typing import Any
 
 from ratchet.config import RolloutsConfig
 from ratchet.errors import UserError
+from ratchet.prompts import answer_start
 from ratchet.rollout_files import LoggedTable, Row, find_tables, open_table
 
 STEP = "step"
@@ -35,6 +36,8 @@ class Logged:
     question_id: str | None
     question: str | None
     prompt: str | None
+    opening: str | None
+    """What a prompt that was logged as text holds of the answer."""
     completion: str | None
     verdict: tuple[str, bool, bool] | None
     """(status, strict, lenient)."""
@@ -72,6 +75,17 @@ class Source:
                 for row in batch:
                     yield self._logged(row, table.path)
 
+    def whose(self) -> tuple[set[str], set[str]]:
+        """(question ids, texts of questions and prompts) of all steps."""
+        ids: set[str] = set()
+        texts: set[str] = set()
+        for table in self.tables:
+            for row in table.read([name for name in WHOSE if name in table.columns]):
+                for name, value in row.items():
+                    if value is not None:
+                        (ids if name == "question_id" else texts).add(text_of(value))
+        return ids, texts
+
     def _batches(self, table: LoggedTable) -> Iterator[list[Row]]:
         """Rows of one step after the other; single rows where no step is told."""
         batch: list[Row] = []
@@ -96,6 +110,7 @@ class Source:
             question_id=_text_or_none(row.get("question_id")),
             question=_text_or_none(row.get("question")),
             prompt=_text_or_none(row.get("prompt")),
+            opening=_opening(row.get("prompt")),
             completion=_text_or_none(row.get("completion")),
             verdict=verdict,
             right=None
@@ -202,6 +217,12 @@ def _content(batch: list[Row]) -> str:
 
 def _text_or_none(value: Any) -> str | None:
     return None if value is None else text_of(value)
+
+
+def _opening(prompt: Any) -> str | None:
+    """None for chat messages: what the template wrote after them isn't known."""
+    is_text = isinstance(prompt, str) and _messages_in(prompt) is None
+    return answer_start(prompt) if is_text else None
 
 
 def text_of(value: Any) -> str:

@@ -2,9 +2,10 @@
 
     logged completions → whose question? → right? → scores.parquet
 
-A question is found by its id, its text, or the prompt that holds it; completions of other questions
-are counted and left out. Recorded verdicts are used as they are; texts without one are verified
-against the question's gold; or a logged reward decides, where `rollouts.reward` names it.
+A question is found by its id, its text, or the prompt that holds it; completions of other
+questions, and of prompts that may hold ours as an example only, are counted and left out. Recorded
+verdicts are used as they are; texts without one are verified against the question's gold; or a
+logged reward decides, where `rollouts.reward` names it.
 
 Rollouts differ from presamples in what they say: they come from as many policies as there were
 steps, so a pass rate is an average over training, and a question that RL never drew has none.
@@ -40,16 +41,18 @@ class Judge:
     """Verdicts for logged completions."""
 
     finder: QuestionFinder
+    by_id: bool
+    """Whether the ids that were logged are of this run's kind, so that they decide."""
     ids: list[str]
     golds: list[str]
     style: Style
     prefilled: str
-    """What the chat template writes at the start of every answer."""
+    """What this run's chat template writes at the start of every answer."""
 
     def question_of(self, logged: Logged) -> int | None:
         """Row of the question that was answered; None when it is no training question here."""
-        if logged.question_id in self.finder.row_of_id:
-            return self.finder.row_of_id[logged.question_id]
+        if self.by_id and logged.question_id is not None:
+            return self.finder.row_of_id.get(logged.question_id)
         for text in (logged.question, logged.prompt):
             if text is not None and (row := self.finder.in_prompt(text)) is not None:
                 return row
@@ -58,7 +61,11 @@ class Judge:
     def score(self, found: list[tuple[int, Logged]]) -> list[Row]:
         """Rows of the scores table, without their sample index."""
         open_ones = [one for one in found if one[1].verdict is None and one[1].right is None]
-        texts = [self.prefilled + (logged.completion or "") for _, logged in open_ones]
+        texts = [
+            (self.prefilled if logged.opening is None else logged.opening)
+            + (logged.completion or "")
+            for _, logged in open_ones
+        ]
         verdicts = iter(verify_batch(texts, [self.golds[q] for q, _ in open_ones], self.style))
         rows = []
         for question, logged in found:
@@ -85,16 +92,18 @@ class Judge:
         return rows
 
 
-def make_judge(ctx: StageContext, prompt: PromptConfig) -> Judge:
-    """The judge over this run's training questions."""
+def make_judge(ctx: StageContext, prompt: PromptConfig, source: Source) -> Judge:
+    """The judge of `source` over this run's training questions."""
     import pyarrow.compute as pc
 
     artifact = ctx.inputs["questions"]
     table = artifact.table("questions", ["question_id", "question", "gold", "role"])
     table = table.filter(pc.equal(table.column("role"), "train"))
     ids, texts = (table.column(name).to_pylist() for name in ("question_id", "question"))
+    logged_ids, prompts = source.whose()
     return Judge(
-        QuestionFinder(ids, texts),
+        QuestionFinder(ids, texts, prompts),
+        not logged_ids.isdisjoint(ids),
         ids,
         table.column("gold").to_pylist(),
         STYLE_OF[prompt.format],
@@ -143,6 +152,12 @@ def _check(summary: Row, num_logged: int, path: str, style: Style) -> None:
     """UserError when what was read can tell no question from another."""
     if not num_logged:
         raise UserError(f"rollouts.path: {path} holds no completions")
+    if summary["num_unclear"] and not summary["num_samples"]:
+        raise UserError(
+            f"the prompts in {path} hold training questions of this run, but what follows those "
+            "ends no other prompt, so they may be worked examples: log a column 'question_id' or "
+            "'question'"
+        )
     if not summary["num_samples"]:
         raise UserError(
             f"none of the {num_logged:,} completions in {path} answers a training question of this "
@@ -174,16 +189,20 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rollouts: RolloutsConfig) ->
     place = Path(rollouts.path) if given is None else given.path("rollouts.parquet")
     shown = rollouts.path if given is None else given.ref
     source = open_source(place, rollouts)
-    judge = make_judge(ctx, prompt)
+    judge = make_judge(ctx, prompt, source)
     seen: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
     sums: Counter[str] = Counter()
-    num_logged = num_recorded = 0
+    num_logged = num_recorded = num_unclear = 0
     table_schema = schema("scores")
     with pq.ParquetWriter(ctx.out_dir / "scores.parquet", table_schema, compression="zstd") as out:
         completions = source.completions()
         while part := list(islice(completions, BATCH_ROWS)):
-            found = [(row, one) for one in part if (row := judge.question_of(one)) is not None]
+            placed = [(judge.question_of(one), one) for one in part]
+            found = [(row, one) for row, one in placed if row is not None]
+            num_unclear += sum(
+                row is None and one.prompt in judge.finder.unclear for row, one in placed
+            )
             num_logged += len(part)
             num_recorded += sum(one.verdict is not None for _, one in found)
             rows = judge.score(found)
@@ -202,7 +221,8 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rollouts: RolloutsConfig) ->
         "num_questions": len(seen),
         "num_train_questions": len(judge.ids),
         "most_samples": max(seen.values(), default=0),
-        "num_other_questions": num_logged - total,
+        "num_other_questions": num_logged - total - num_unclear,
+        "num_unclear": num_unclear,
         "num_repeated": source.num_repeated,
         "num_tables": len(source.tables),
         "num_other_tables": source.num_other_tables,
@@ -238,6 +258,11 @@ def _sentences(summary: Row) -> list[str]:
         lines.append(
             f"{summary['num_other_questions']:,} completions answer no training question of this "
             "run and are left out"
+        )
+    if summary["num_unclear"]:
+        lines.append(
+            f"{summary['num_unclear']:,} completions are left out, as the training question in "
+            "their prompt may be a worked example: what follows it ends no other prompt"
         )
     if summary["num_repeated"]:
         lines.append(f"{summary['num_repeated']:,} completions were logged again: counted once")

@@ -65,7 +65,9 @@ def write(path: Path, rows: Rows) -> Path:
     return path
 
 
-def run(tmp_path: Path, path: Path, **settings: Any) -> tuple[Rows, dict[str, Any]]:
+def run(
+    tmp_path: Path, path: Path, prefilled: str = "", **settings: Any
+) -> tuple[Rows, dict[str, Any]]:
     """(scores, summary)."""
     tmp_path.mkdir(exist_ok=True)
     inputs = {
@@ -73,7 +75,7 @@ def run(tmp_path: Path, path: Path, **settings: Any) -> tuple[Rows, dict[str, An
             tmp_path / "questions",
             "decontaminate",
             {"questions": [*asked(), question("held", role="test")]},
-            summary={"prefilled": ""},
+            summary={"prefilled": prefilled},
         )
     }
     ctx = context(tmp_path, inputs)
@@ -230,6 +232,63 @@ def test_finding_the_question_in_a_prompt() -> None:
     part = "How many are left of the ten?"
     whole = f"{texts[2]} {part}"
     assert QuestionFinder(["a", "b"], [part, whole]).in_prompt(f"{whole} Answer.") == 1
+
+
+def test_a_question_is_found_as_whole_words_and_numbers_only() -> None:
+    sums = QuestionFinder(["a", "b", "c"], ["Compute 1 + 2", "2 + 3", "5 + 1.5?"])
+    assert sums.in_prompt("compute 1 + 29") is None
+    assert sums.in_prompt("Compute 12 + 35 now") is None
+    for number in ("2 + 3.5", "2 + 3,000", "1.2 + 3", "x2 + 3"):
+        assert sums.in_prompt(f"Compute {number}") is None, number
+    assert sums.in_prompt("2 + 3. Answer.") == sums.in_prompt("Q:2 + 3, then 2 + 35") == 1
+    assert sums.in_prompt("Q: 5 + 1.5?Answer.") == 2
+
+
+def test_a_worked_example_gets_no_completions_of_a_question_that_is_not_ours(
+    tmp_path: Path,
+) -> None:
+    def shots(asked: str) -> str:
+        examples = "".join(f"Q: {QUESTIONS[name][0]}\nA: 4\n" for name in ("one", "three"))
+        return f"{examples}Q: {asked}\nA:"
+
+    rows = [
+        row
+        for text in ("What is 7 + 7?", "What is 8 + 8?", QUESTIONS["two"][0])
+        for row in trl_rows(1, "two", "55", prompt=shots(text))
+    ]
+    found, summary = run(tmp_path / "a", write(tmp_path / "t.parquet", rows))
+    assert right(found) == {"two": "++"}
+    assert (summary["num_unclear"], summary["num_other_questions"]) == (4, 0)
+    with pytest.raises(UserError, match="they may be worked examples: log a column"):
+        run(tmp_path / "b", write(tmp_path / "others.parquet", rows[:4]))
+
+
+def test_a_known_kind_of_id_decides_against_the_text(tmp_path: Path) -> None:
+    rows = [
+        row | {"question_id": name}
+        for name in ("one", "other run's")
+        for row in trl_rows(1, "one", "44")
+    ]
+    found, summary = run(tmp_path / "a", write(tmp_path / "t.parquet", rows))
+    assert right(found) == {"one": "++"} and summary["num_other_questions"] == 2
+    strange = [row | {"question_id": "row 17"} for row in rows]
+    found, _ = run(tmp_path / "b", write(tmp_path / "strange.parquet", strange))
+    assert right(found) == {"one": "++++"}
+
+
+def test_texts_are_read_with_the_opening_of_the_prompt_that_was_logged(tmp_path: Path) -> None:
+    """A thought that the prompt opened never ends; messages don't say what the template opened."""
+    text, thought = QUESTIONS["one"][0], "<|assistant|><think>"
+    chat = [{"role": "user", "content": text}]
+    rows = [
+        row
+        for prompt in (f"{text}\n<|assistant|>", f"{text}\n{thought}", str(chat))
+        for row in trl_rows(1, "one", "4", prompt=prompt, question=text)
+    ]
+    found, _ = run(tmp_path / "plain", write(tmp_path / "t.parquet", rows))
+    assert [row["lenient"] for row in found] == [True, False, True]
+    found, _ = run(tmp_path / "think", tmp_path / "t.parquet", prefilled="<think>")
+    assert [row["lenient"] for row in found] == [True, False, False]
 
 
 @pytest.mark.parametrize(
