@@ -12,15 +12,25 @@ from typing import Any
 
 import pytest
 from test_dev_check import with_dev
-from tiny_grpo import GROUP_SIZE, NUM_QUESTIONS, letters, run_stage
+from tiny_grpo import GROUP_SIZE, NUM_QUESTIONS, SEEDLING, context, letters, run_stage
 
+from ratchet.config import (
+    GrpoConfig,
+    GuardConfig,
+    ModelConfig,
+    PromptConfig,
+    RewardsConfig,
+    SamplerConfig,
+    WandbConfig,
+)
 from ratchet.config_load import load_config
 from ratchet.errors import UserError
 from ratchet.schemas import read_table
 from ratchet.step_records import StepRecords
 from tasks.rl.data import training_order
-from tasks.rl.process import FAILURE, Failure
+from tasks.rl.process import FAILURE, Failure, Task
 from tasks.rl.processes import Events, failure
+from tasks.rl.sections import Sections
 from tasks.supervisor import descendants
 
 DIE_AT = "the-second-process-dies-at"
@@ -104,6 +114,28 @@ def test_two_processes_share_every_step_and_outlive_no_death(tmp_path: Path) -> 
     states = sorted(path.name for path in ctx.work_dir.glob("training/checkpoint-4/rng_state*"))
     assert states == ["rng_state_0.pth", "rng_state_1.pth"]
     assert (ctx.out_dir / "checkpoint" / "model.safetensors").is_file()
+
+
+def test_what_the_processes_are_told_is_json_and_arrives_whole(tmp_path: Path) -> None:
+    ctx = context(tmp_path, SEEDLING)
+    sections = Sections(
+        ModelConfig(max_model_len=512),
+        PromptConfig(),
+        SamplerConfig(),
+        RewardsConfig(weights={"tiny_grpo:letters": 0.1}),
+        GrpoConfig(processes=2, vllm_server_device="1", learning_rate=3e-7),
+        GuardConfig(),
+        WandbConfig(),
+    )
+    text = Task.of(ctx, sections).model_dump_json()
+    assert set(json.loads(text)["inputs"]["questions"]) == {"folder", "manifest"}
+    task = Task.model_validate_json(text)
+    assert task.sections == sections
+    found = task.context(ctx.emit)
+    assert found.store.root == ctx.store.root
+    assert replace(found, store=ctx.store) == ctx
+    table = found.inputs["questions"].table("questions")
+    assert table.num_rows == NUM_QUESTIONS + 1
 
 
 def test_a_mistake_is_told_before_a_kill_and_a_kill_before_a_lost_connection(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import sys
 import time
 import traceback
@@ -20,11 +19,12 @@ from typing import Any
 
 from ratchet.config import WandbConfig
 from ratchet.errors import EXIT_USER_ERROR, UserError
-from ratchet.store.store import write_durably
+from ratchet.store.manifest import Record
+from ratchet.store.store import Artifact, Store, write_durably
 from tasks.context import StageContext
 from tasks.rl.sections import Sections
 
-TASK = "task.pickle"
+TASK = "task.json"
 MEETING = "meeting"
 RESULT = "result.json"
 EVENTS = "events.jsonl"
@@ -37,12 +37,48 @@ LINGER_SECONDS = 5.0
 launcher sees that one first; and what ends all of them, the first of them tells best."""
 
 
-@dataclass(frozen=True)
-class Task:
-    """What the processes are started with."""
+class Task(Record):
+    """What the processes are started with, written as JSON."""
 
-    ctx: StageContext
+    node: str
+    key: str
+    run_id: str
+    seed: int
+    store: Path
+    inputs: dict[str, Artifact]
+    """Folder and manifest of each, by role; the stage's worker has checked their files."""
+    out_dir: Path
+    work_dir: Path
     sections: Sections
+
+    @staticmethod
+    def of(ctx: StageContext, sections: Sections) -> Task:
+        """The task of a stage that was handed `ctx`."""
+        return Task(
+            node=ctx.node,
+            key=ctx.key,
+            run_id=ctx.run_id,
+            seed=ctx.seed,
+            store=ctx.store.root,
+            inputs=dict(ctx.inputs),
+            out_dir=ctx.out_dir,
+            work_dir=ctx.work_dir,
+            sections=sections,
+        )
+
+    def context(self, emit: Callable[[dict[str, Any]], None]) -> StageContext:
+        """The stage's context with another sink of events."""
+        return StageContext(
+            node=self.node,
+            key=self.key,
+            run_id=self.run_id,
+            seed=self.seed,
+            store=Store(self.store),
+            inputs=self.inputs,
+            out_dir=self.out_dir,
+            work_dir=self.work_dir,
+            emit=emit,
+        )
 
 
 @dataclass(frozen=True)
@@ -99,11 +135,11 @@ def _train(folder: Path, rank: int) -> None:
     from tasks.grpo import prepare, train
 
     _meet(folder, rank)
-    task: Task = pickle.loads((folder / TASK).read_bytes())
+    task = Task.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
     sections = task.sections
     if rank:
         sections = replace(sections, wandb=WandbConfig(mode="disabled"))
-    ctx = replace(task.ctx, emit=_emitter(folder, rank))
+    ctx = task.context(_emitter(folder, rank))
     os.chdir(ctx.work_dir)
     result = train(ctx, sections, *prepare(ctx, sections))
     if result is not None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pickle
 import re
 import shutil
 import signal
@@ -25,11 +24,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from ratchet.errors import UserError
+from ratchet.store.store import write_durably
 from tasks.context import StageContext, StageResult
 from tasks.rl import process
 from tasks.rl.process import EVENTS, FAILURE, RESULT, TASK, Failure, Task
@@ -48,8 +48,7 @@ def train_in_processes(ctx: StageContext, sections: Sections) -> StageResult:
     folder = ctx.work_dir / "processes"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    task = Task(replace(ctx, emit=print), sections)
-    (folder / TASK).write_bytes(pickle.dumps(task))
+    write_durably(folder / TASK, Task.of(ctx, sections).model_dump_json(indent=2))
     count = sections.grpo.processes
     ctx.log(f"training in {count} processes")
     with Supervised(
