@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import threading
+import time
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from ratchet.config import GuardConfig
 from ratchet.config_load import load_config
-from ratchet.drift import Guard, Level
+from ratchet.drift import DriftError, Guard, Level
 from ratchet.errors import UserError
 from ratchet.plan import make_plan
 from ratchet.store.store import Store
+from tasks.rl import last_look
 from tasks.rl.figures import Surprise, mean_and_error, sampling_figures
 from tasks.rl.frozen import changed, frozen_checksums
+from tasks.rl.halt import Oversight
+from tasks.rl.last_look import look
 
 HEALTHY = {
     "drift_mean": 3e-7,
@@ -157,3 +163,41 @@ def test_one_flipped_bit_of_the_base_is_noticed() -> None:
     assert changed(before, frozen_checksums(model)) == []
     model[1].weight.data.view(torch.int32)[2, 1] ^= 1
     assert changed(before, frozen_checksums(model)) == ["1.weight"]
+
+
+def test_no_process_halts_before_the_first_has_found_the_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[tuple[str, str]] = []
+
+    def slow_look(*args: Any) -> Any:
+        time.sleep(0.2)
+        ended.append(("cause", ""))
+        return look(*args)
+
+    monkeypatch.setattr(last_look, "look", slow_look)
+    together = threading.Barrier(2, timeout=20)
+
+    def process(rank: int) -> None:
+        accelerator = SimpleNamespace(
+            is_main_process=rank == 0, wait_for_everyone=lambda: together.wait()
+        )
+        trainer = SimpleNamespace(
+            accelerator=accelerator, state=SimpleNamespace(global_step=0), temperature=1.0
+        )
+        guard = Guard(GuardConfig(), "float32")
+        oversight = Oversight(GuardConfig(), guard, lambda message: None)
+        try:
+            oversight.check_step(cast(Any, trainer), (9.0, 0.1))
+        except DriftError as error:
+            ended.append((str(rank), str(error)))
+
+    threads = [threading.Thread(target=process, args=(rank,)) for rank in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ended[0] == ("cause", "")
+    said = dict(ended[1:])
+    assert set(said) == {"0", "1"}
+    assert "Probable cause: " in said["0"]

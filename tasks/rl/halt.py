@@ -86,6 +86,8 @@ class Oversight:
     ) -> NoReturn:
         seen = "; ".join(finding.words for finding in findings)
         cause = self._cause(trainer, findings, scored)
+        # The launcher ends all processes soon after the first error: none comes before the cause.
+        trainer.accelerator.wait_for_everyone()
         saved = save_checkpoint(trainer)
         kept = (
             "nothing was trained yet"
