@@ -46,7 +46,7 @@ class LoggedTable:
 def resolve(store: Store, named: str) -> str:
     """What `rollouts.path` stands for: the absolute path of a file or folder that exists, else
     `grpo/<key>` of the artifact it names in the store, else the folder where a GRPO run that hasn't
-    finished keeps its steps. UserError when it names none of them."""
+    finished keeps its steps. UserError when it names none of them, or a folder that still grows."""
     from ratchet.store.lineage import find_artifact, names_a_run
     from ratchet.store.runs import all_runs, load_run
     from ratchet.training import STAGE, STEPS_FOLDER
@@ -63,6 +63,12 @@ def resolve(store: Store, named: str) -> str:
         if node is not None:
             steps = store.work_folder(node.stage, node.key) / STEPS_FOLDER
             if steps.is_dir():
+                maker = _carried_out_with(store, node.key)
+                if maker is not None:
+                    raise UserError(
+                        f"rollouts.path: '{named}' still grows, as run {maker} is being carried "
+                        "out: wait until it has ended, or stop it first"
+                    ) from None
                 return str(steps)
         if is_run:
             raise UserError(f"rollouts.path: {error}") from None
@@ -77,6 +83,17 @@ def resolve(store: Store, named: str) -> str:
             f"latest/{STAGE}, or a file or folder"
         )
     return artifact.ref
+
+
+def _carried_out_with(store: Store, key: str) -> str | None:
+    """A run that a living process carries out and that has the artifact `key` among its nodes."""
+    from ratchet.store.runs import all_runs, is_carried_out
+
+    for run in all_runs(store):
+        keys = {node.key for node in run.nodes.values()}
+        if key in keys and is_carried_out(store, run.run_id):
+            return run.run_id
+    return None
 
 
 def find_tables(path: Path) -> list[Path]:

@@ -21,7 +21,7 @@ from ratchet.plan import make_plan
 from ratchet.questions.match import QuestionFinder
 from ratchet.rollout_files import fingerprint, resolve
 from ratchet.schemas import read_table
-from ratchet.store.runs import NodeRecord, RunRecord, create_run
+from ratchet.store.runs import NodeRecord, RunRecord, carrying_out, create_run
 from ratchet.store.store import Store
 from tasks import filter as filter_stage
 from tasks import rollouts as stage
@@ -407,5 +407,12 @@ def test_what_a_path_can_name(tmp_path: Path) -> None:
     write(steps / "rollouts-0000001-0.parquet", ours())
     assert resolve(store, "died/grpo") == str(steps)
     assert right(run(tmp_path / "r", steps)[0]) == {"one": "-+"}
+    with (
+        carrying_out(store, "died-1", print),
+        pytest.raises(
+            UserError, match="'died' still grows, as run died-1 is being carried out: wait"
+        ),
+    ):
+        resolve(store, "died")
     with pytest.raises(UserError, match=r"questions/abab.* logged no rollouts: name a GRPO stage"):
         resolve(store, "done/questions")
