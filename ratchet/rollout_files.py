@@ -99,7 +99,8 @@ def _carried_out_with(store: Store, key: str) -> str | None:
 def find_tables(path: Path) -> list[Path]:
     """The table files at or below `path`, by name, numbers in their order (2 before 10).
 
-    UserError when there is nothing there, or no table.
+    A folder called as a table (Spark's `rollouts.parquet/`) is a folder. UserError when there is
+    nothing there, no table, or a link that leads nowhere.
     """
     if path.is_file():
         if not path.name.endswith(READ):
@@ -108,7 +109,15 @@ def find_tables(path: Path) -> list[Path]:
     if not path.is_dir():
         raise UserError(f"rollouts.path: there is no {path}")
     # A link (wandb's latest-run) leads to files that are here already.
-    found = {file.resolve() for file in path.rglob("*") if file.name.endswith(SEARCHED)}
+    found = set()
+    for file in path.rglob("*"):
+        if file.name.endswith(SEARCHED) and not file.is_dir():
+            if not file.exists():
+                raise UserError(
+                    f"rollouts.path: {file} is a link to {file.readlink()}, which isn't there: "
+                    "restore that file or remove the link"
+                )
+            found.add(file.resolve())
     if not found:
         raise UserError(
             f"rollouts.path: {path} holds no tables ({', '.join(SEARCHED)}): point at TRL's output "
@@ -196,11 +205,17 @@ def _json(path: Path) -> LoggedTable:
             found: Any = [json.loads(line) for line in text.splitlines() if line.strip()]
         else:
             found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"rollouts.path: {path} is not JSON ({error})") from None
     if isinstance(found, dict) and {"columns", "data"} <= found.keys():
-        columns = [str(name) for name in found["columns"]]
-        rows = [dict(zip(columns, values, strict=True)) for values in found["data"]]
+        try:
+            columns = [str(name) for name in found["columns"]]
+            rows = [dict(zip(columns, values, strict=True)) for values in found["data"]]
+        except (TypeError, ValueError):  # no lists, or lists of other lengths
+            raise UserError(
+                f"rollouts.path: {path} is a wandb table with rows that don't have a value per "
+                "column: export it again"
+            ) from None
     elif isinstance(found, list) and all(isinstance(row, dict) for row in found):
         columns = list(dict.fromkeys(name for row in found for name in row))
         rows = found

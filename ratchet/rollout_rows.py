@@ -44,6 +44,7 @@ class Logged:
     right: bool | None
     """By the column that the user named."""
     num_tokens: int | None
+    """None too for NaN or text, as tables write what is missing."""
     truncated: bool | None
 
 
@@ -105,7 +106,7 @@ class Source:
         verdict = None
         if reward is None and all(row.get(name) is not None for name in VERDICT):
             verdict = (str(row["status"]), _flag(row["strict"]), _flag(row["lenient"]))
-        reason, tokens = row.get("finish_reason"), row.get("num_tokens")
+        reason = row.get("finish_reason")
         return Logged(
             question_id=_text_or_none(row.get("question_id")),
             question=_text_or_none(row.get("question")),
@@ -116,7 +117,7 @@ class Source:
             right=None
             if reward is None
             else _number(row[reward], reward, path) >= self.config.threshold,
-            num_tokens=None if tokens is None else int(float(tokens)),
+            num_tokens=_whole_number(row.get("num_tokens")),
             truncated=None if reason is None else reason == "length",
         )
 
@@ -182,12 +183,19 @@ def _what_is_missing(found: list[LoggedTable], reward: str | None) -> str:
     )
 
 
-def _step(row: Row, path: Path) -> int:
-    value = row[STEP]
+def _whole_number(value: Any) -> int | None:
+    """None for what isn't a number, or isn't finite."""
     try:
         return int(float(value))
-    except (TypeError, ValueError):
-        raise UserError(f"rollouts.path: {path} has a row with step {value!r}") from None
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _step(row: Row, path: Path) -> int:
+    step = _whole_number(row[STEP])
+    if step is None:
+        raise UserError(f"rollouts.path: {path} has a row with step {row[STEP]!r}")
+    return step
 
 
 def _number(value: Any, column: str, path: Path) -> float:
@@ -229,7 +237,10 @@ def text_of(value: Any) -> str:
     """The text of a prompt or completion: a string, or chat messages, also as a string of them."""
     if isinstance(value, str):
         messages = _messages_in(value)
-        return value if messages is None else text_of(messages)
+        try:
+            return value if messages is None else text_of(messages)
+        except RecursionError:
+            return value
     if isinstance(value, list):
         return "\n".join(text_of(part) for part in value)
     if isinstance(value, dict):
@@ -245,8 +256,8 @@ def _messages_in(text: str) -> list[Any] | None:
     for read in (json.loads, ast.literal_eval):
         try:
             found = read(text)
-        except (ValueError, SyntaxError):
-            continue
+        except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+            continue  # a completion can hold anything
         if isinstance(found, list) and all(isinstance(item, dict) for item in found):
             return found
     return None

@@ -334,10 +334,35 @@ def test_bad_files_are_refused_in_one_line(tmp_path: Path) -> None:
     assert "is not text in UTF-8" in refused("latin.csv", None)
     assert "is no table (.parquet" in refused("notes.txt", "hello")
     assert "there is no" in refused("nowhere", None)
+    table = {"columns": list(LOGGED[0]), "data": [list(LOGGED[0].values())[:-1]]}
+    assert "don't have a value per column" in refused("short.table.json", json.dumps(table))
+    assert "is not JSON" in refused("deep.json", "[" * 10**5)
+    assert "with step 'inf'" in refused("inf.csv", "step,prompt,completion\ninf,a,b\n")
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "gone.jsonl").symlink_to("moved.jsonl")
+    assert "a link to moved.jsonl, which isn't there" in refused("links", None)
     (tmp_path / "folder").mkdir()
     assert "holds no tables" in refused("folder", None)
     pq.write_table(pa.Table.from_pylist(LOGGED).slice(0, 0), tmp_path / "no-rows.parquet")
     assert "holds no completions" in refused("no-rows.parquet", None)
+
+
+def test_odd_values_and_folders_are_read(tmp_path: Path) -> None:
+    """A folder that Spark wrote, a length that isn't known, a text that only begins like
+    messages."""
+    tokens = ["7", "n/a", "nan", None]
+    deep = '[{"content": ' * 10**4
+    rows = [
+        row | {"num_tokens": count, "completion": deep if count is None else row["completion"]}
+        for count, row in zip(tokens, trl_rows(1, "one", "4444"), strict=True)
+    ]
+    folder = tmp_path / "spark" / "rollouts.parquet"
+    write(folder / "part-00000.snappy.parquet", rows)
+    (folder / "_SUCCESS").touch()
+    for index, path in enumerate((folder.parent, folder)):
+        found, _ = run(tmp_path / f"run-{index}", path)
+        assert [row["num_tokens"] for row in found] == [7, None, None, None]
+        assert right(found) == {"one": "+++-"}
 
 
 def test_the_content_of_files_is_their_fingerprint(tmp_path: Path) -> None:
