@@ -44,9 +44,13 @@ def places_of(row: Row) -> dict[Place, float]:
 
 def places_in_short(row: Row) -> str:
     """'97% boxed, 2% bare', or an empty text."""
-    return ", ".join(
-        f"{share:.0%} {SHORT[place]}" for place, share in places_of(row).items() if share >= 0.005
-    )
+    return _shares(places_of(row), SHORT)
+
+
+def _shares(places: Mapping[Place, float], words: Mapping[Place, str]) -> str:
+    """Those that don't round to 0%."""
+    rounded = {place: f"{share:.0%}" for place, share in places.items()}
+    return ", ".join(f"{share} {words[place]}" for place, share in rounded.items() if share != "0%")
 
 
 def apart(a: Row, b: Row) -> bool:
@@ -85,10 +89,10 @@ def _of_row(row: Row, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _instead(places: Mapping[Place, float]) -> str:
-    if not places:
+    shares = _shares(places, WORDS)
+    if not shares:
         return "the answers stand in the right place but not in the exact format"
-    parts = [f"{share:.0%} {WORDS[place]}" for place, share in places.items()]
-    return f"instead of the demanded place, answers stood {', '.join(parts)}"
+    return f"instead of the demanded place, answers stood {shares}"
 
 
 def _fix(row: Row, rows: Sequence[Row], gap: float) -> str:

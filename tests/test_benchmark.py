@@ -18,7 +18,7 @@ from ratchet.cli_benchmark import prepare_benchmark
 from ratchet.cli_plan import Request
 from ratchet.config import BenchmarkConfig, ModelConfig, PromptFormat
 from ratchet.errors import UserError
-from ratchet.format_words import sentences
+from ratchet.format_words import places_in_short, sentences
 from ratchet.model_check import SEEDLING, packaged_model_dir
 from ratchet.prompts.thinking import check_thinking, has_switch
 from ratchet.store.runs import RunRecord
@@ -49,6 +49,19 @@ def row(name: str, strict: float, lenient: float, **fields: Any) -> dict[str, An
         "mean_tokens": 100.0,
         "answers_elsewhere": json.dumps(places),
     } | fields
+
+
+def test_places_that_round_to_no_percent_are_left_out() -> None:
+    places = {"boxed": 0.97, "number": 0.01, "none": 1 / 200, "tags": 0.001}
+    tags = row("tags", 0.02, 0.80, places=places)
+    assert places_in_short(tags) == "97% boxed, 1% bare"
+    assert (
+        "answers stood 97% in \\boxed{}, 1% as a bare number."
+        in sentences([tags], "tags", False)[0]
+    )
+    few = row("tags", 0.02, 0.80, places={"none": 1 / 200})
+    assert places_in_short(few) == ""
+    assert "in the right place but not in the exact format" in sentences([few], "tags", False)[0]
 
 
 def test_a_format_that_fails_is_told_from_maths_that_fails_with_what_fixes_it() -> None:
