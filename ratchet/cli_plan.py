@@ -226,6 +226,7 @@ def _last_seconds(store: Store) -> dict[str, float]:
 def show(request: Request, as_json: bool) -> None:
     """Print the plan."""
     from ratchet.cli_resources import memory_as_json, show_resources
+    from ratchet.foresight import num_train
     from ratchet.plan import make_plan
 
     store = open_store(request.store)
@@ -251,8 +252,11 @@ def show(request: Request, as_json: bool) -> None:
         print(json.dumps(rows, indent=2))
         return
     _print_plan(config, rows)
-    show_resources(config, store, running)
-    _print_foresight(config, store.find("questions", plan.named("questions").key))
+    loaded, clean = (
+        store.find(name, plan.named(name).key) for name in ("questions", "decontaminate")
+    )
+    show_resources(config, store, running, num_train(config, clean or loaded))
+    _print_foresight(config, loaded)
 
 
 def _print_foresight(config: RunConfig, questions: Artifact | None) -> None:

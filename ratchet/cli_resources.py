@@ -28,23 +28,28 @@ def _shape(path: str, revision: str | None, store: Store) -> ModelShape | None:
     return None if folder is None else shape_of(folder)
 
 
-def memory_verdicts(config: RunConfig, store: Store, stages: set[str]) -> list[Verdict] | str:
-    """A verdict for each training stage among `stages`, or why there is none."""
+def memory_verdicts(
+    config: RunConfig, store: Store, stages: set[str]
+) -> tuple[list[Verdict], str | None]:
+    """A verdict for each training stage among `stages` that can be judged, and why others can't."""
     from ratchet.device import find_device
     from ratchet.memory import Sampling
     from ratchet.memory_check import Wanted, judge
 
     device = find_device()
     if device is None:
-        return "memory: unknown, this machine doesn't say how much it has"
+        return [], "memory: unknown, this machine doesn't say how much it has"
     shape = _shape(config.model.path, config.model.revision, store)
     if shape is None:
-        return f"memory: unknown until {config.model.path} is on this machine"
-    teacher = None
-    if config.opd.teacher is not None:
+        return [], f"memory: unknown until {config.model.path} is on this machine"
+    teacher, unknown = None, None
+    if config.opd.teacher is not None and "warmstart_opd" in stages:
         teacher = _shape(config.opd.teacher, config.opd.teacher_revision, store)
+        if teacher is None:
+            unknown = f"Memory of opd: unknown until {config.opd.teacher} is on this machine"
+            stages = stages - {"warmstart_opd"}
     completion = config.sampler.max_completion_tokens
-    return [
+    found = [
         judge(
             Wanted(
                 name=name,
@@ -56,20 +61,20 @@ def memory_verdicts(config: RunConfig, store: Store, stages: set[str]) -> list[V
                 shape=shape,
                 device=device,
                 teacher=teacher,
+                dev_tokens=completion if config.questions.dev else 0,
             ),
             device.total,
         )
         for stage, name in TRAINING.items()
         if stage in stages
     ]
+    return found, unknown
 
 
 def memory_as_json(config: RunConfig, store: Store, stages: set[str]) -> dict[str, Any]:
     """By stage: bytes at least and at most, what there is, and the verdict; nothing where it is
     unknown."""
-    verdicts = memory_verdicts(config, store, stages)
-    if isinstance(verdicts, str):
-        return {}
+    verdicts, _ = memory_verdicts(config, store, stages)
     stage_of = {name: stage for stage, name in TRAINING.items()}
     return {
         stage_of[found.wanted.name]: {
@@ -84,8 +89,11 @@ def memory_as_json(config: RunConfig, store: Store, stages: set[str]) -> dict[st
     }
 
 
-def show_resources(config: RunConfig, store: Store, stages: set[str]) -> None:
-    """Print memory by part and time of the stages that would run; nothing where none trains."""
+def show_resources(
+    config: RunConfig, store: Store, stages: set[str], num_questions: int | None
+) -> None:
+    """Print memory by part and time of the stages that would run; nothing where none trains.
+    `num_questions` are there to presample."""
     from rich.console import Console
     from rich.table import Table
 
@@ -93,10 +101,9 @@ def show_resources(config: RunConfig, store: Store, stages: set[str]) -> None:
     from ratchet.pace import pace
 
     console = Console()
-    verdicts = memory_verdicts(config, store, stages)
-    if isinstance(verdicts, str):
-        console.print(f"\n{verdicts}")
-        verdicts = []
+    verdicts, unknown = memory_verdicts(config, store, stages)
+    if unknown is not None:
+        console.print(f"\n{unknown}")
     for found in verdicts:
         low = {part.what: part.num_bytes for part in found.low.parts}
         title = (
@@ -117,7 +124,7 @@ def show_resources(config: RunConfig, store: Store, stages: set[str]) -> None:
         console.print(table)
         if found.fit is not Fit.SURELY:
             console.print(f"What fits: {' or '.join(found.advice) or 'no single setting'}")
-    lines = list(pace(config, store, stages))
+    lines = list(pace(config, store, stages, num_questions))
     if lines:
         console.print("\nTime")
         for line in lines:

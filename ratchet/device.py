@@ -1,4 +1,8 @@
-"""The memory of the device that models run on, asked for without loading torch."""
+"""The memory of the device that models run on, asked for without loading torch.
+
+GPUs are numbered as `nvidia-smi` does, by their place on the bus; stages run with
+`CUDA_DEVICE_ORDER=PCI_BUS_ID` (`tasks.launch`), so that CUDA numbers them so too.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,8 @@ from pathlib import Path
 MIB = 2**20
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
-QUERY = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+FIELDS = "name,uuid,memory.total,memory.free"
+QUERY = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
 
 
 @dataclass(frozen=True)
@@ -25,18 +30,20 @@ class Device:
     """Bytes that nobody uses now."""
 
 
-def _gpus() -> list[Device]:
-    """The machine's GPUs in nvidia-smi's order; none where it isn't installed or finds none."""
+def _gpus() -> dict[str, Device]:
+    """The machine's GPUs by UUID in nvidia-smi's order; none where it isn't installed or finds
+    none."""
     try:
         done = subprocess.run(QUERY, capture_output=True, text=True, timeout=20, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired):
-        return []
+        return {}
     if done.returncode:
-        return []
-    rows = [line.rsplit(",", 2) for line in done.stdout.splitlines()]
-    return [
-        Device(name.strip(), True, int(total) * MIB, int(free) * MIB) for name, total, free in rows
-    ]
+        return {}
+    rows = [line.rsplit(",", 3) for line in done.stdout.splitlines()]
+    return {
+        uuid.strip(): Device(name.strip(), True, int(total) * MIB, int(free) * MIB)
+        for name, uuid, total, free in rows
+    }
 
 
 def _kilobytes(text: str, name: str) -> int:
@@ -60,17 +67,31 @@ def _memory() -> Device | None:
     return Device("this machine's memory", False, total, free)
 
 
+def _named(entry: str, gpus: dict[str, Device]) -> str | None:
+    """UUID of the GPU that an entry of CUDA_VISIBLE_DEVICES names, by index or the start of its
+    UUID; None for no GPU."""
+    uuids = list(gpus)
+    if entry.isdecimal():
+        return uuids[int(entry)] if int(entry) < len(uuids) else None
+    found = [uuid for uuid in uuids if entry and uuid.startswith(entry)]
+    return found[0] if len(found) == 1 else None
+
+
 def visible_gpus() -> list[Device]:
-    """The GPUs that a process here sees, in its order: those that CUDA_VISIBLE_DEVICES names by
-    index, all of them where it is unset or names them otherwise."""
+    """The GPUs that a process here sees, in its order: those that CUDA_VISIBLE_DEVICES names up to
+    the first entry that names none, as CUDA reads it ('-1' or 'NoDevFiles' hides all); all of them
+    where it is unset or names slices of a GPU (MIG), which nvidia-smi doesn't list here."""
     gpus = _gpus()
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if named is None:
-        return gpus
-    indices = named.split(",") if named else []
-    if all(index.isdigit() for index in indices):
-        return [gpus[int(index)] for index in indices if int(index) < len(gpus)]
-    return gpus
+    if named is None or named.strip().startswith("MIG-"):
+        return list(gpus.values())
+    seen: list[Device] = []
+    for entry in named.split(","):
+        uuid = _named(entry.strip(), gpus)
+        if uuid is None:
+            break
+        seen.append(gpus[uuid])
+    return seen
 
 
 def find_device() -> Device | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ratchet.config import RunConfig, SourceKind
+from ratchet.config import RunConfig, SourceConfig, SourceKind
 from ratchet.stats import smallest_detectable_difference
 
 if TYPE_CHECKING:
@@ -16,21 +16,39 @@ if TYPE_CHECKING:
 
 FLIPS = (0.1, 0.3)
 """Shares of answers that may flip: few after a little training, many after much."""
-WHOLE_SPLITS = {SourceKind.GSM8K: 1319, SourceKind.MATH500: 500, SourceKind.SVAMP: 300}
+WHOLE_SPLITS = {
+    (SourceKind.GSM8K, "train"): 7473,
+    (SourceKind.GSM8K, "test"): 1319,
+    (SourceKind.MATH500, "test"): 500,
+    (SourceKind.SVAMP, "train"): 700,
+    (SourceKind.SVAMP, "test"): 300,
+}
+
+
+def _expected_count(source: SourceConfig, split: str) -> int | None:
+    """Questions of a source, whose split is `split` by default, as far as the configuration tells;
+    None where it doesn't."""
+    whole = source.count if source.kind is SourceKind.SYMBOLIC else None
+    if whole is None:
+        whole = WHOLE_SPLITS.get((source.kind, source.split or split))
+    left = None if whole is None else max(0, whole - source.offset)
+    return min((n for n in (left, source.limit) if n is not None), default=None)
 
 
 def expected_counts(config: RunConfig) -> dict[str, int]:
     """Test questions by benchmark as far as the configuration tells, before any are dropped."""
-    found = {}
-    for source in config.questions.test:
-        whole = source.count if source.kind is SourceKind.SYMBOLIC else None
-        if source.split in (None, "test") and whole is None:
-            whole = WHOLE_SPLITS.get(source.kind)
-        left = None if whole is None else max(0, whole - source.offset)
-        limits = [n for n in (left, source.limit) if n is not None]
-        if limits:
-            found[source.label] = min(limits)
-    return found
+    counts = {one.label: _expected_count(one, "test") for one in config.questions.test}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def num_train(config: RunConfig, questions: Artifact | None) -> int | None:
+    """Training questions in an artifact that holds the run's questions, before there is one those
+    that the configuration asks for; None where it doesn't tell."""
+    if questions is not None:
+        roles = questions.table("questions", ["role"]).column("role").to_pylist()
+        return roles.count("train")
+    counts = [_expected_count(source, "train") for source in config.questions.train]
+    return None if None in counts else sum(count for count in counts if count is not None)
 
 
 def counts_in(questions: Artifact) -> dict[str, int]:

@@ -161,6 +161,16 @@ class Sampling:
     """Sequences that one engine generates at once at most."""
 
 
+def _generation(on: Training, rows: int, completion: int) -> Part:
+    """What the trainer's own model takes to write `rows` completions at a time."""
+    length = on.prompt_tokens + completion
+    return Part(
+        "generation",
+        rows * length * on.shape.kv_token_bytes(on.master_bytes) + rows * on.shape.vocab_size * 12,
+        f"keys and values of {rows} × {length:,} tokens",
+    )
+
+
 def _sampler(
     on: Training, how: Sampling, own: int, completion: int, share: float | None
 ) -> Iterator[Part]:
@@ -169,11 +179,7 @@ def _sampler(
     shape, length = on.shape, on.prompt_tokens + completion
     number = NUMBER_BYTES[on.dtype]
     if how.engine != "vllm":
-        yield Part(
-            "generation",
-            own * length * shape.kv_token_bytes(on.master_bytes) + own * shape.vocab_size * 12,
-            f"keys and values of {own} × {length:,} tokens",
-        )
+        yield _generation(on, own, completion)
     elif not on.device.is_gpu:
         count = shape.num_parameters
         yield Part("vLLM's weights", count * number, f"a copy of its own, {number} bytes each")
@@ -205,16 +211,25 @@ def grpo_parts(on: Training, grpo: GrpoConfig, how: Sampling, completion: int) -
     )
 
 
-def sft_parts(on: Training, tokens: int) -> tuple[Part, ...]:
-    """What SFT holds when examples are `tokens` long, prompt included."""
-    scored = _tiles(on, on.rows * tokens, on.shape)
-    return (*_weights(on), _activations(on, tokens), scored, _process(on))
+def sft_parts(on: Training, tokens: int, num_dev: int, dev_tokens: int) -> tuple[Part, ...]:
+    """What SFT holds when examples are `tokens` long, prompt included, and `num_dev` dev questions
+    at a time are answered in `dev_tokens`."""
+    parts = [*_weights(on), _activations(on, tokens), _tiles(on, on.rows * tokens, on.shape)]
+    if num_dev:
+        parts.append(_generation(on, num_dev, dev_tokens))
+    return (*parts, _process(on))
 
 
 def opd_parts(
-    on: Training, opd: OpdConfig, how: Sampling, teacher: ModelShape | None, completion: int
+    on: Training,
+    opd: OpdConfig,
+    how: Sampling,
+    teacher: ModelShape | None,
+    completion: int,
+    num_dev: int,
 ) -> tuple[Part, ...]:
-    """What distillation holds; without a teacher's shape that part is left out."""
+    """What distillation holds when `num_dev` dev questions are answered at a time, whatever the
+    sampler by the trainer's own model; without a teacher's shape that part is left out."""
     length = on.prompt_tokens + completion
     parts = [*_weights(on), _activations(on, length)]
     scored = _scored(on, completion)
@@ -223,7 +238,12 @@ def opd_parts(
         count, number = teacher.num_parameters, NUMBER_BYTES[on.dtype]
         parts.append(Part("teacher", count * number, f"{count / 1e6:,.0f} M × {number} bytes"))
         parts.append(_tiles(on, scored, teacher))
-    parts += _sampler(on, how, opd.batch_size, completion, opd.vllm_memory_utilization)
+    own = opd.batch_size
+    if how.engine != "vllm":
+        own = max(own, num_dev)  # written one after the other
+    elif num_dev:
+        parts.append(_generation(on, num_dev, completion))
+    parts += _sampler(on, how, own, completion, opd.vllm_memory_utilization)
     return (*parts, _process(on))
 
 

@@ -51,17 +51,21 @@ class Wanted:
     shape: ModelShape
     device: Device
     teacher: ModelShape | None = None
+    dev_tokens: int = 0
+    """For a warm-start: tokens of the longest answer to a dev question; 0 where there are none."""
 
     def estimate(self, divisor: int = 1) -> Estimate:
         """What it holds when prompts and completions are the longest divided by `divisor`."""
         prompt = self.prompt_tokens // divisor
         on = training(self.section, self.shape, self.dtype, prompt, self.device)
         length = max(1, self.longest // divisor)
-        if isinstance(self.section, SftConfig):
-            return Estimate(sft_parts(on, length))
-        if isinstance(self.section, OpdConfig):
-            return Estimate(opd_parts(on, self.section, self.sampling, self.teacher, length))
-        return Estimate(grpo_parts(on, self.section, self.sampling, length))
+        section, sampling = self.section, self.sampling
+        if isinstance(section, GrpoConfig):
+            return Estimate(grpo_parts(on, section, sampling, length))
+        num_dev = min(sampling.max_num_seqs, section.dev_questions) if self.dev_tokens else 0
+        if isinstance(section, SftConfig):
+            return Estimate(sft_parts(on, length, num_dev, self.dev_tokens // divisor))
+        return Estimate(opd_parts(on, section, sampling, self.teacher, length, num_dev))
 
     def with_field(self, **values: object) -> Wanted:
         """The same with other fields of its section."""

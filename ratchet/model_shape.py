@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ratchet.errors import UserError
 from ratchet.model_check import (
     SEEDLING,
     Kind,
@@ -53,7 +54,8 @@ class ModelShape:
 
 def model_folder(path: str, revision: str | None) -> Path | None:
     """The folder that holds a model's files: its own, or its place in the hub's local cache. None
-    where it lies in neither yet, as a model that is still to be fetched or converted."""
+    where it lies in neither yet, as a model that is still to be fetched (whole: a cache may hold
+    its configuration alone) or converted."""
     kind = kind_of(path)
     if kind is Kind.LOCAL:
         return local_folder(path)
@@ -62,7 +64,14 @@ def model_folder(path: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(path, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    if not isinstance(found, str):
+        return None
+    folder = Path(found).parent
+    try:
+        weight_files(folder)
+    except UserError:
+        return None
+    return folder
 
 
 def shape_of(folder: Path) -> ModelShape | None:

@@ -8,6 +8,7 @@ process stays behind.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,9 @@ from tasks.job import Job
 from tasks.supervisor import SIGNAL_EXIT, Supervised
 
 Event = dict[str, Any]
+GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""GPUs are numbered by their place on the bus, as `nvidia-smi` and the memory check number them;
+CUDA's own default is by speed. What the user has set wins."""
 
 
 class WorkerState(StrEnum):
@@ -101,7 +105,9 @@ def run_supervised(
     command = [sys.executable, "-m", "tasks.worker", str(job_file.absolute())]
     with (
         job.log_file.open("ab") as log,
-        Supervised(command, stdout=subprocess.PIPE, stderr=log) as worker,
+        Supervised(
+            command, stdout=subprocess.PIPE, stderr=log, environment=GPU_ORDER | os.environ
+        ) as worker,
     ):
         stop.watch(worker)
         try:

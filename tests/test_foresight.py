@@ -8,7 +8,7 @@ import pytest
 from made_up import artifact, question
 
 from ratchet.config_load import load_config
-from ratchet.foresight import counts_in, expected_counts, foresight
+from ratchet.foresight import counts_in, expected_counts, foresight, num_train
 from ratchet.stats import mcnemar_power
 
 
@@ -19,11 +19,16 @@ def test_sizes_come_from_the_configuration_and_then_from_the_questions(tmp_path:
         '{kind="gsm8k", name="some", split="train"}, {kind="gsm8k", name="few", limit=20}]'
     )
     config = load_config("demo", [sources])
-    assert expected_counts(config) == {"gsm8k": 1319, "math500": 100, "few": 20}
+    assert expected_counts(config) == {"gsm8k": 1319, "math500": 100, "some": 7473, "few": 20}
     rows = [question(f"q{i}", role="test", source="ab"[i % 3 == 0]) for i in range(9)]
     rows += [question("q9", role="train", source="a")]
     found = artifact(tmp_path, "questions", {"questions": rows})
     assert counts_in(found) == {"b": 3, "a": 6}
+    assert num_train(config, found) == 1
+    train = 'questions.train=[{kind="gsm8k", offset=7000}, {kind="svamp", limit=100}]'
+    assert num_train(load_config("demo", [train]), None) == 473 + 100
+    unknown = 'questions.train=[{kind="gsm8k"}, {kind="file", path="x.jsonl"}]'
+    assert num_train(load_config("demo", [unknown]), None) is None
 
 
 def test_the_sentence_states_what_mcnemar_finds_four_times_in_five() -> None:

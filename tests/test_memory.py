@@ -10,6 +10,7 @@ from made_up import artifact
 
 from ratchet import device
 from ratchet.cli_plan import Request, show
+from ratchet.cli_resources import memory_verdicts
 from ratchet.config import GrpoConfig, LoraConfig, OpdConfig, SftConfig
 from ratchet.config_load import load_config
 from ratchet.device import Device
@@ -46,6 +47,7 @@ def wanted(
     on: Device = CPU,
     shape: ModelShape = QWEN,
     teacher: ModelShape | None = None,
+    dev_tokens: int = 0,
 ) -> Wanted:
     return Wanted(
         name=name,
@@ -57,6 +59,7 @@ def wanted(
         shape=shape,
         device=on,
         teacher=teacher,
+        dev_tokens=dev_tokens,
     )
 
 
@@ -165,6 +168,53 @@ def test_distillation_holds_a_teacher_and_sft_no_sampler() -> None:
     assert not {"vLLM's weights", "generation"} & set(sizes(sft))
 
 
+def test_a_warm_start_answers_dev_questions_with_its_own_weights() -> None:
+    # 100 dev questions by default, 128 at once at most; prompts of 128, answers of 512 tokens
+    answered = 100 * 640 * 24_576 + 100 * 151_936 * 12
+    sft = wanted(SftConfig(), "sft", longest=1024, dev_tokens=512)
+    assert sizes(sft.estimate())["generation"] == answered
+    assert sizes(sft.estimate(4))["generation"] == 100 * 160 * 24_576 + 100 * 151_936 * 12
+    many = wanted(SftConfig(dev_questions=1000), "sft", longest=1024, dev_tokens=512)
+    assert sizes(many.estimate())["generation"] == 128 * 640 * 24_576 + 128 * 151_936 * 12
+    none = wanted(SftConfig(dev_questions=0), "sft", longest=1024, dev_tokens=512)
+    assert "generation" not in sizes(none.estimate())
+    opd = wanted(OpdConfig(), "opd", dev_tokens=512)  # beside vLLM
+    assert sizes(opd.estimate())["generation"] == answered
+    assert "vLLM's weights" in sizes(opd.estimate())
+    # Without vLLM the batch and the dev questions are written one after the other.
+    own = wanted(OpdConfig(batch_size=16), "opd", engine="transformers", dev_tokens=512).estimate()
+    assert [part.num_bytes for part in own.parts if part.what == "generation"] == [answered]
+
+
+def test_a_hub_model_is_there_with_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cached = tmp_path / "cached"
+    cached.mkdir()
+    seedling = packaged_model_dir(SEEDLING)
+    (cached / "config.json").symlink_to(seedling / "config.json")
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache", lambda *args, **kwargs: str(cached / args[1])
+    )
+    monkeypatch.setattr(device, "find_device", lambda: CPU)
+    assert model_folder("a/b", None) is None
+    hub = load_config("demo", ["model.path=a/b"])
+    assert memory_verdicts(hub, Store(tmp_path), {"grpo"}) == (
+        [],
+        "memory: unknown until a/b is on this machine",
+    )
+    taught = load_config("demo", ["warmstart.method=opd", "opd.teacher=a/b"])
+    both = {"warmstart_opd", "grpo"}
+    verdicts, unknown = memory_verdicts(taught, Store(tmp_path), both)
+    assert [found.wanted.name for found in verdicts] == ["grpo"]
+    assert unknown == "Memory of opd: unknown until a/b is on this machine"
+    (cached / "model.safetensors").symlink_to(seedling / "model.safetensors")
+    assert model_folder("a/b", None) == cached
+    verdicts, unknown = memory_verdicts(taught, Store(tmp_path), both)
+    assert [found.wanted.name for found in verdicts] == ["opd", "grpo"]
+    assert unknown is None
+
+
 def test_shape_of_the_seedling() -> None:
     folder = model_folder(SEEDLING, None)
     assert folder is not None
@@ -196,7 +246,9 @@ def test_memory_of_the_machine_and_of_a_container(
 
 def test_gpus_are_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = tmp_path / "smi"
-    fake.write_text("#!/bin/sh\necho 'NVIDIA A, 80, 20'\necho 'NVIDIA B, 40, 30'\n")
+    fake.write_text(
+        "#!/bin/sh\necho 'NVIDIA A, GPU-a1f, 80, 20'\necho 'NVIDIA B, GPU-a2e, 40, 30'\n"
+    )
     fake.chmod(0o755)
     monkeypatch.setattr(device, "QUERY", [str(fake)])
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -204,15 +256,26 @@ def test_gpus_are_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
     assert device.find_device() == Device("NVIDIA B", True, 40 * 2**20, 30 * 2**20)
     assert [one.name for one in device.visible_gpus()] == ["NVIDIA B", "NVIDIA A"]
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert device.visible_gpus() == []
+    for hides_all in ("", "-1", "NoDevFiles", "2", "GPU-a"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hides_all)
+        assert device.visible_gpus() == []
+    for named, seen in (
+        (" 1 , 0", "BA"),
+        ("1,-1,0", "B"),
+        ("0,7,1", "A"),
+        ("GPU-a2e,GPU-a1", "BA"),
+        ("GPU-a2e,GPU-b,GPU-a1f", "B"),
+        ("MIG-4c5", "AB"),  # a slice of one of them
+    ):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+        assert "".join(one.name[-1] for one in device.visible_gpus()) == seen
 
 
 def test_pace_is_that_of_the_newest_run_of_the_model(tmp_path: Path) -> None:
     config = load_config("demo", ['sampler.engine="transformers"'])
     running = {"presample", "grpo", "report"}
     assert [
-        line.split(":")[1].split(",")[0] for line in pace(config, Store(tmp_path), running)
+        line.split(":")[1].split(",")[0] for line in pace(config, Store(tmp_path), running, 9)
     ] == [
         " unknown",
         " unknown",
@@ -229,12 +292,43 @@ def test_pace_is_that_of_the_newest_run_of_the_model(tmp_path: Path) -> None:
             started_at=started,
         )
         (made.folder / "manifest.json").write_text(made.manifest.model_dump_json())
-    (line,) = pace(config, Store(tmp_path), {"grpo"})
+    (line,) = pace(config, Store(tmp_path), {"grpo"}, None)
     # 16 s for 2 steps of 4 × 8 completions, a quarter second each; now 40 steps of 64
     assert line.startswith("grpo: about 11 min (40 steps of 16.0 s, 100 tokens/s")
     other = load_config("demo", ['sampler.engine="transformers"', "model.dtype=bfloat16"])
-    assert next(iter(pace(other, Store(tmp_path), {"grpo"}))).startswith("grpo: unknown")
+    assert next(iter(pace(other, Store(tmp_path), {"grpo"}, None))).startswith("grpo: unknown")
+    settings = ["grpo.processes=2", "grpo.micro_batch_size=16"]
+    two = load_config("demo", ['sampler.engine="transformers"', *settings])
+    (line,) = pace(two, Store(tmp_path), {"grpo"}, None)
+    assert line == "grpo: unknown, no earlier one with this model and grpo.processes = 2 here"
     assert (duration(89), duration(600), duration(7200)) == ("89 s", "10 min", "2.0 h")
+
+
+def test_presampling_is_foreseen_for_the_questions_there_will_be(tmp_path: Path) -> None:
+    settings = ['sampler.engine="transformers"', "presample.k=4", "presample.k_block=4"]
+    config = load_config("demo", settings)
+    made = artifact(
+        tmp_path / "presample" / ("a" * 20),
+        "presample",
+        {},
+        key="a" * 20,
+        config=config.model_dump(mode="json"),
+        summary={
+            "num_questions": 10,
+            "num_completions": 40,
+            "num_tokens": 2000,
+            "tokens_per_second": 100.0,
+        },
+    )
+    (made.folder / "manifest.json").write_text(made.manifest.model_dump_json())
+    (line,) = pace(config, Store(tmp_path), {"presample"}, 30)
+    # 30 × 4 completions of 50 tokens at 100 a second
+    assert line.startswith("presample: about 60 s (30 questions × 4 × 50 tokens at 100 tokens/s")
+    (line,) = pace(config, Store(tmp_path), {"presample"}, None)
+    assert line == "presample: unknown until the questions are loaded and counted"
+    more = load_config("demo", [*settings, "workers.count=2"])
+    (line,) = pace(more, Store(tmp_path), {"presample"}, 30)
+    assert line == "presample: unknown, no earlier one with this model and workers.count = 2 here"
 
 
 def test_a_plan_says_what_memory_and_time_it_takes(

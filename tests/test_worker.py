@@ -36,6 +36,22 @@ def roles(store: Store, job: Job) -> dict[str, str]:
     return {row["question_id"]: row["role"] for row in rows}
 
 
+def test_a_worker_numbers_gpus_as_nvidia_smi_does(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\necho $CUDA_DEVICE_ORDER > $(dirname $0)/order\nexit 1\n")
+    script.chmod(0o755)
+    monkeypatch.setattr(launch.sys, "executable", str(script))
+    job = filter_job(store, filter_inputs(store, RIGHT))
+    for set_by_user, order in ((None, "PCI_BUS_ID"), ("FASTEST_FIRST", "FASTEST_FIRST")):
+        monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+        if set_by_user is not None:
+            monkeypatch.setenv("CUDA_DEVICE_ORDER", set_by_user)
+        run(job)
+        assert (tmp_path / "order").read_text().strip() == order
+
+
 def run(job: Job, stop: StopRequest | None = None) -> tuple[WorkerOutcome, list[Event]]:
     events: list[Event] = []
     return run_supervised(job, events.append, stop), events
