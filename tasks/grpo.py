@@ -150,9 +150,18 @@ def _finished(
         summary=summary,
         markdown=markdown(summary),
         sampled_tokens=num_tokens,
-        device_seconds=summary["train_seconds"],
+        device_seconds=summary["train_seconds"] * num_devices(sections.grpo, trainer),
         wandb_run=wandb_place,
     )
+
+
+def num_devices(grpo: GrpoConfig, trainer: RolloutTrainer) -> int:
+    """Devices that training keeps: a GPU for each process and for a server on one of its own;
+    processes on a CPU share it."""
+    if trainer.accelerator.device.type != "cuda":
+        return 1
+    apart = trainer.use_vllm and grpo.vllm_mode == "server" and grpo.vllm_server_device is not None
+    return trainer.accelerator.num_processes + apart
 
 
 def _adapter(grpo: GrpoConfig) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from ratchet.errors import UserError
 from ratchet.rewards import DEFAULT_WEIGHTS_BOXED, DEFAULT_WEIGHTS_TAGS
 from ratchet.step_records import StepRecords
 from ratchet.verifier import Style
+from tasks.grpo import num_devices
 from tasks.models import ModelLocation
 from tasks.rl.data import rl_questions, training_order
 from tasks.rl.figures import effective_share, live_groups, sampling_figures
@@ -274,6 +275,20 @@ def test_summary_adds_up_the_steps() -> None:
     assert summary["drift_max"] == 3e-6
     assert summary["live_share_mean"] == 0.75
     assert summary["reward_first"] is None
+
+
+def test_device_seconds_count_every_gpu_that_training_keeps() -> None:
+    def kept(device: str, processes: int, *, use_vllm: bool = True, **grpo: Any) -> int:
+        accelerator = SimpleNamespace(device=torch.device(device), num_processes=processes)
+        trainer = SimpleNamespace(accelerator=accelerator, use_vllm=use_vllm)
+        return num_devices(GrpoConfig(**grpo), trainer)  # type: ignore[arg-type]
+
+    apart = {"vllm_mode": "server", "vllm_server_device": "2"}
+    assert kept("cpu", 2) == 1
+    assert kept("cuda", 1) == 1
+    assert kept("cuda", 2, **apart) == 3
+    assert kept("cuda", 2, vllm_mode="server") == 2  # the server is on the trainer's
+    assert kept("cuda", 2, use_vllm=False, **apart) == 2
 
 
 def test_no_question_for_rl_is_said_in_one_line(tmp_path: Path) -> None:
