@@ -32,17 +32,18 @@ class RayMaker:
         # process of the stage could round otherwise.
         if threads is None:
             os.environ.pop("OMP_NUM_THREADS", None)
-        model = work.ctx.inputs["model"]
+        ctx = replace(work.ctx, emit=lambda event: print(event.get("message", ""), flush=True))
+        self.maker = Maker(replace(work, ctx=ctx))
+
+    def make(self, key: str, shard: Shard) -> tuple[str, Made]:
+        """Make a shard; its key with what it took. UserError where the store isn't seen: raised
+        here it reaches the stage as it is, while an actor that can't be made is only a dead one."""
+        model = self.maker.work.ctx.inputs["model"]
         if not model.folder.is_dir():
             raise UserError(
                 f"a Ray node doesn't see {model.folder}: put the store where every node of the "
                 "cluster finds it under the same path"
             )
-        ctx = replace(work.ctx, emit=lambda event: print(event.get("message", ""), flush=True))
-        self.maker = Maker(replace(work, ctx=ctx))
-
-    def make(self, key: str, shard: Shard) -> tuple[str, Made]:
-        """Make a shard; its key with what it took."""
         return key, self.maker.make(shard, key, lambda num_done, num_tokens: None)
 
 
@@ -51,6 +52,10 @@ def _connect(workers: WorkersConfig) -> tuple[Any, dict[str, float]]:
     if importlib.util.find_spec("ray") is None:
         raise UserError("workers.ray is set, but Ray isn't installed: install the extra 'ray'")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if workers.ray == "local":
+        # Whatever the name says, this makes Ray take loopback as its node's address; it would
+        # listen to the whole network otherwise, even if that address were asked for in `init`.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     import ray
 
     try:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from test_shards import ALONE, MODEL, SAMPLER, request, rows, stage_context
 
@@ -23,6 +24,9 @@ from ratchet.store.store import Store
 from tasks.context import StageContext
 from tasks.sampling import Sampled, sample_shards
 from tasks.sampling_progress import Progress
+from tasks.shard_makers import Work
+from tasks.shard_ray import RayMaker, make_on_ray
+from tasks.shards import Shard, plan_shards
 from tasks.supervisor import descendants
 
 TWO = WorkersConfig(count=2)
@@ -190,6 +194,52 @@ def test_ray_actors_make_what_one_process_makes(tmp_path: Path, alone: Sampled) 
     assert killed
     assert found.table == alone.table
     assert found.num_shards == NUM_SHARDS
+
+
+def without_store(ctx: StageContext, folder: Path) -> tuple[Work, Shard]:
+    """A shard, and work whose model lies where no Ray node sees it."""
+    model = replace(ctx.inputs["model"], folder=folder / "elsewhere")
+    ctx = replace(ctx, inputs={**ctx.inputs, "model": model})
+    shard = plan_shards(WANTED, [(1,)] * len(QUESTIONS))[0]
+    return Work(ctx, MODEL, SAMPLER, 1), shard
+
+
+def test_a_node_without_the_store_is_told_by_the_shard_and_not_by_the_actor(tmp_path: Path) -> None:
+    work, shard = without_store(stage_context(tmp_path, "a", QUESTIONS), tmp_path)
+    maker = RayMaker(work, "1")  # an error here would only be an actor that died
+    with pytest.raises(UserError, match=r"^a Ray node doesn't see .*elsewhere: put the store"):
+        maker.make("key", shard)
+
+
+def heard_outside(pid: int) -> list[str]:
+    """Addresses beyond loopback that a process listens to."""
+    return [
+        found.laddr.ip
+        for found in psutil.Process(pid).net_connections("tcp")
+        if found.status == psutil.CONN_LISTEN
+        and not found.laddr.ip.removeprefix("::ffff:").startswith("127.")
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray isn't installed")
+def test_ray_of_our_own_is_heard_on_loopback_only_and_a_missing_store_is_one_line(
+    tmp_path: Path,
+) -> None:
+    heard: list[list[str]] = []
+
+    def listen(event: dict[str, Any]) -> None:
+        if "on Ray" in event.get("message", ""):
+            below = descendants(os.getpid())
+            assert any("gcs_server" in psutil.Process(pid).name() for pid in below)
+            heard.append([one for pid in (os.getpid(), *below) for one in heard_outside(pid)])
+
+    ctx = replace(stage_context(tmp_path, "a", QUESTIONS), emit=listen)
+    work, shard = without_store(ctx, tmp_path)
+    progress = Progress(ctx, num_total=shard.num_completions, num_reused=0)
+    with pytest.raises(UserError, match=r"^a Ray node doesn't see .*elsewhere: put the store"):
+        make_on_ray(work, {"key": shard}, progress, WorkersConfig(ray="local"))
+    assert heard == [[]]
 
 
 def is_busy_actor(pid: int) -> bool:
