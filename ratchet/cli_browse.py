@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from ratchet.store.store import Artifact, Store
 
 DEFAULT_STORE = Path("artifacts")
+MESSAGE_WIDTH = 30
+"""Columns that a message must have to be readable beside its run."""
 
 StoreOption = Annotated[
     Path,
@@ -71,13 +73,21 @@ def runs(
 
     console = Console()
     rows = [(run.run_id, _status(run), _progress(run)) for run in found]
-    taken = max((len("".join(row)) + 2 * len(row) for row in rows), default=0)
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    left = console.width - sum(widths) - 2 * len(widths)
+    if left < MESSAGE_WIDTH:  # what stopped a run stands below it
+        for run, row in zip(found, rows, strict=True):
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            console.print("  ".join(cells).rstrip(), highlight=False, soft_wrap=True)
+            if run.message:
+                below = shorten(run.message, console.width - 2, placeholder=" …")
+                console.print(f"  {below}", highlight=False, style="dim")
+        return
     table = Table(box=None, pad_edge=False)
-    for heading in ("run", "status", "stages"):
-        table.add_column(heading, no_wrap=True, min_width=len(heading))
-    table.add_column("verdict, or what stopped it")
+    for heading in ("run", "status", "stages", "verdict, or what stopped it"):
+        table.add_column(heading)
     for run, row in zip(found, rows, strict=True):
-        table.add_row(*row, shorten(run.message, max(24, console.width - taken), placeholder=" …"))
+        table.add_row(*row, shorten(run.message, left, placeholder=" …"))
     console.print(table, highlight=False)
     if not found:
         print("no runs yet: start one with `ratchet run --preset demo`")
@@ -137,7 +147,7 @@ def _show_run(store: Store, run: RunRecord, as_json: bool) -> None:
         )
     console.print(table)
     console.print(
-        f"in {_shorter(store.root)}; `ratchet show {run.name}/STAGE` tells more", style="dim"
+        f"in {_shorter(store.root)}; `ratchet show {run.run_id}/STAGE` tells more", style="dim"
     )
     for line in _advice(store, run, stands):
         console.print(line, highlight=False)

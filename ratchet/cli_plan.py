@@ -89,12 +89,30 @@ def _check_model(config: RunConfig) -> None:
             check_model(config.model.model_copy(update=other))
         except UserError as error:
             raise UserError(f"evaluate.arms '{arm.name}': {error}") from None
+    if config.warmstart.method == "opd":
+        _check_teacher(config)
     limit = context_limit(config.model)
     prompt, completion = config.questions.max_prompt_tokens, config.sampler.max_completion_tokens
     if limit is not None and prompt + completion > limit:
         raise UserError(
             f"questions.max_prompt_tokens + sampler.max_completion_tokens = {prompt} + "
             f"{completion} exceeds the model's context of {limit} tokens: lower one of them"
+        )
+
+
+def _check_teacher(config: RunConfig) -> None:
+    """UserError when the teacher's local files can't be used."""
+    from ratchet.model_check import Kind, check_model, kind_of
+
+    teacher = {"path": config.opd.teacher, "revision": config.opd.teacher_revision}
+    try:
+        check_model(config.model.model_copy(update=teacher))
+    except UserError as error:
+        raise UserError(f"opd.teacher: {str(error).removeprefix('model.path: ')}") from None
+    assert config.opd.teacher is not None, "the configuration demands one"
+    if kind_of(config.opd.teacher) is Kind.PACKAGED:
+        raise UserError(
+            f"opd.teacher = '{config.opd.teacher}': give the folder of a checkpoint or a hub id"
         )
 
 

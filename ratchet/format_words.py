@@ -157,6 +157,12 @@ def _advice(rows: Sequence[Row], own_format: str, own_thinking: bool) -> Iterato
         yield f"The run's own format{thought}, {own_format}, was not measured."
         return
     best = max(greedy, key=lambda row: row["strict"])
+    if best is not mine[0] and not apart(best, mine[0]) and best["strict"] > mine[0]["strict"]:
+        yield (
+            f"{row_name(best)} got most, {with_interval(best, 'strict')} strict against "
+            f"{with_interval(mine[0], 'strict')} of the run's {row_name(mine[0])}, but the "
+            "intervals meet: raise benchmark.limit before you change prompt.format."
+        )
     if not apart(best, mine[0]):
         return
     settings = [f"prompt.format = '{best['prompt_format']}'"]

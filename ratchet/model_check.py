@@ -47,7 +47,9 @@ def kind_of(path: str) -> Kind:
     if path in (SEEDLING, SMOLLM2):
         return Kind.PACKAGED
     looks_local = path.startswith(("/", "./", "../", "~"))
-    if looks_local or Path(path).is_dir():
+    if looks_local or Path(path).exists():
+        if local_folder(path).is_file():
+            raise UserError(f"model.path: {path} is a file: give the folder of a checkpoint")
         if not local_folder(path).is_dir():
             raise UserError(f"model.path: no folder {path}")
         return Kind.LOCAL

@@ -55,7 +55,7 @@ def resolve(store: Store, named: str) -> str:
     if path.exists():
         return str(path.resolve())
     head, _, name = named.partition("/")
-    is_run = bool(all_runs(store)) and names_a_run(store, head)
+    is_run = head != "" and bool(all_runs(store)) and names_a_run(store, head)
     try:
         artifact = find_artifact(store, f"{head}/{name or STAGE}" if is_run else named)
     except UserError as error:

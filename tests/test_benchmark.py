@@ -94,7 +94,10 @@ def test_a_format_that_fails_is_told_from_maths_that_fails_with_what_fixes_it() 
 def test_what_is_not_clear_is_called_so() -> None:
     near = [row("tags", 0.30, 0.40), row("boxed", 0.39, 0.39)]
     words = sentences(near, "tags", own_thinking=False)
-    assert len(words) == 2, "the intervals meet: no advice"
+    assert words[2:] == [
+        "boxed got most, 39.0% (34.0 to 44.0) strict against 30.0% (25.0 to 35.0) of the run's "
+        "tags, but the intervals meet: raise benchmark.limit before you change prompt.format."
+    ]
     assert words[0].endswith(
         "boxed gives back 9 of 10: 39.0% (34.0 to 44.0) strict against 30.0% (25.0 to 35.0), but "
         "the intervals meet: ask more questions before you count on it."

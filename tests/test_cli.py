@@ -79,6 +79,15 @@ def test_bad_input_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
         (["run", "--preset", "demo", "--set", "model.path=model"], "has no tokenizer"),
         (["run", "--preset", "demo", "--set", "model.path=empty"], "has no config.json"),
         (["run", "--preset", "demo", "--set", "model.path="], "at least 1 character"),
+        (["run", "--preset", "demo", "--set", "model.path=latin.toml"], "latin.toml is a file"),
+        (
+            ["plan", "-p", "demo", "-s", "warmstart.method=opd", "-s", "opd.teacher=/no/teacher"],
+            "opd.teacher: no folder /no/teacher",
+        ),
+        (
+            ["plan", "--preset", "demo", "--set", "rollouts.path=/no/such"],
+            "there is no file or folder /no/such",
+        ),
         (["verify", "--in", "cases.jsonl", "--out", "empty"], "empty is a folder"),
         (["verify", "--in", "latin.jsonl", "--out", "out.jsonl"], "latin.jsonl is not UTF-8"),
         (["plan", "-p", "latin.toml"], "latin.toml is not UTF-8"),

@@ -22,7 +22,7 @@ from ratchet.store.keys import artifact_key, canonical_json, file_hash
 from ratchet.store.lineage import ancestry, find_artifact
 from ratchet.store.lock import hold
 from ratchet.store.manifest import MANIFEST, Manifest, ParentRecord
-from ratchet.store.runs import NodeRecord, RunRecord, create_run
+from ratchet.store.runs import NodeRecord, RunRecord, create_run, load_run
 from ratchet.store.store import Artifact, Store
 
 
@@ -161,6 +161,17 @@ def test_latest_with_a_node_is_the_newest_run_that_has_it(tmp_path: Path) -> Non
                 nodes=nodes,
             ),
         )
+    measured = RunRecord(
+        run_id="measured",
+        name="measured",
+        created_at="2026-01-03",
+        config={},
+        command="",
+        targets=["benchmark"],
+        nodes={},
+    )
+    create_run(store, measured)
+    assert load_run(store, "latest").run_id == "part"
     assert find_artifact(store, "latest/filter").ref == "filter/bbb1"
     assert find_artifact(store, "latest/grpo").ref == "grpo/aaa1"
     with pytest.raises(UserError, match=r"has not been made.*newest that has one is whole/grpo"):

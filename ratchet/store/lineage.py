@@ -90,7 +90,7 @@ def _node_artifact(store: Store, run_ref: str, node: str) -> Artifact:
     """The artifact of a run's node; for 'latest' of the newest run that has it, because the newest
     of all may be a rerun of one stage."""
     record = load_run(store, run_ref)
-    if run_ref == "latest" and not _has(store, record, node):
+    if run_ref == "latest":
         record = next((run for run in all_runs(store) if _has(store, run, node)), record)
     if node not in record.nodes:
         raise UserError(f"run {record.run_id} has no '{node}': it has {', '.join(record.nodes)}")

@@ -24,6 +24,8 @@ from ratchet.errors import UserError
 from ratchet.store.lock import hold, is_held
 from ratchet.store.store import RUNS, Store, write_durably
 
+MEASUREMENTS = frozenset({"benchmark", "audit"})
+"""Nodes that measure and lead nowhere: a run of nothing else isn't what 'latest' goes on from."""
 RECORD = "run.json"
 CONFIG = "config.json"
 
@@ -175,12 +177,12 @@ def all_runs(store: Store) -> list[RunRecord]:
 
 def load_run(store: Store, ref: str) -> RunRecord:
     """The run that `ref` names: a run id, the start of just one, a run's name (its newest), or
-    'latest'. UserError when there is none."""
+    'latest', the newest that did more than measure. UserError when there is none."""
     runs = all_runs(store)
     if not runs:
         raise UserError(f"there are no runs in {store.root}: start one with `ratchet run`")
     if ref == "latest":
-        return runs[0]
+        return next((run for run in runs if not set(run.targets) <= MEASUREMENTS), runs[0])
     exact = [run for run in runs if ref in (run.run_id, run.name)]
     if exact:
         return exact[0]
