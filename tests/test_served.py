@@ -110,7 +110,7 @@ def test_bad_input_is_one_line_and_records_nothing(ui: Ui, base: RunRecord) -> N
         (ui.trigger("full/full", settings="filter.kep_below=1"), "did you mean 'keep_below'?"),
         (ui.trigger("full/full", start_from="nonesuch"), "'nonesuch' is neither a run nor"),
         (ui.trigger("stage/filter", run="score/ffffff"), "'score/ffffff' is neither a run nor"),
-        (ui.trigger("stage/filter", run=base.run_id), "'filter' needs 'presample', which"),
+        (ui.trigger("stage/filter", run=base.run_id), "'filter' needs 'decontaminate', which"),
         (
             ui.trigger("stage/questions", run=base.run_id, settings="model.dtype=bfloat16"),
             "'questions' needs 'model', which would have to run first: model.dtype: float32",
