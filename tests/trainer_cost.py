@@ -31,12 +31,16 @@ def turns() -> Any:
 
     class Turns(TrainerCallback):
         started: tuple[float, float] | None = None
+        length = 0.0
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: Any, **kwargs: Any) -> None:
+            self.length = logs.get("completions/mean_length", self.length)
 
         def tell(self) -> None:
             if self.started is not None:
                 now = time.perf_counter(), time.process_time()
                 wall, cpu = (b - a for a, b in zip(self.started, now, strict=True))
-                print(json.dumps({"wall": wall, "cpu": cpu}), flush=True)
+                print(json.dumps({"wall": wall, "cpu": cpu, "length": self.length}), flush=True)
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.tell()
@@ -155,7 +159,8 @@ def measure(pairs: int, engine: str) -> None:
                 f"pair {step - WARM_UP + 1}: plain {found['plain']['wall']:.3f} s, ours "
                 f"{found['ours']['wall']:.3f} s, ratio {ratios['wall'][-1]:.3f}; processor time "
                 f"{found['plain']['cpu']:.3f} s, {found['ours']['cpu']:.3f} s, ratio "
-                f"{ratios['cpu'][-1]:.3f}",
+                f"{ratios['cpu'][-1]:.3f}; tokens per completion {found['plain']['length']:.2f}, "
+                f"{found['ours']['length']:.2f}",
                 flush=True,
             )
         for child in children.values():
