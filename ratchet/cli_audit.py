@@ -19,8 +19,7 @@ if TYPE_CHECKING:
     from ratchet.store.store import Store
 
 AUDIT = "audit"
-SUFFIX = "-audit"
-"""What the name of an audit's run ends with."""
+"""The node, and what the name of such a run ends with."""
 START_MODEL = ['warmstart.method="none"', "presample.after_warmstart=false"]
 """Settings under which GRPO starts from the start model."""
 
@@ -36,9 +35,6 @@ def prepare_audit(
     request: cli_plan.Request, mode: Mode | None, *, server: bool, force: bool, command: str
 ) -> RunRecord:
     """Check an audit and write the record of its run. UserError where there is nothing to audit."""
-    from ratchet.plan import make_plan
-    from ratchet.store.runs import create_run
-
     store = cli_plan.open_store(request.store)
     wanted = ["audit.preflight=true"]
     wanted += [] if mode is None else [f'audit.sync="{mode}"']
@@ -53,14 +49,7 @@ def prepare_audit(
         raise UserError("--mode adapter needs an adapter: set grpo.lora.enabled = true")
     if not _policy_is_there(config, store):
         config, previous = cli_plan.resolve(_with(request, wanted + START_MODEL), store)
-    if not config.name.endswith(SUFFIX):  # no run of the pipeline, and not to be taken for one
-        config = config.model_copy(update={"name": config.name + SUFFIX})
-    forced = [AUDIT] if force else []
-    plan = make_plan(config, store, force=frozenset(forced), previous=previous)
-    record = cli_plan.new_record(config, plan, [AUDIT], forced, command)
-    record = record.model_copy(update={"based_on": None if previous is None else previous.run_id})
-    create_run(store, record)
-    return record
+    return cli_plan.record_measurement(config, previous, store, AUDIT, force, command)
 
 
 def _with(request: cli_plan.Request, further: list[str]) -> cli_plan.Request:

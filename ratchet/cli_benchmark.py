@@ -17,15 +17,12 @@ if TYPE_CHECKING:
     from ratchet.store.runs import RunRecord
 
 BENCHMARK = "benchmark"
-SUFFIX = "-benchmark"
-"""What the name of such a run ends with."""
+"""The node, and what the name of such a run ends with."""
 
 
 def prepare_benchmark(request: cli_plan.Request, *, force: bool, command: str) -> RunRecord:
     """Check the settings and write the run's record. UserError where there is nothing to ask."""
     from ratchet.dag import nodes
-    from ratchet.plan import make_plan
-    from ratchet.store.runs import create_run
 
     store = cli_plan.open_store(request.store)
     config, previous = cli_plan.resolve(request, store)
@@ -34,14 +31,7 @@ def prepare_benchmark(request: cli_plan.Request, *, force: bool, command: str) -
         raise UserError(
             f"questions.{role} is empty: add a source to it, or choose another benchmark.role"
         )
-    if not config.name.endswith(SUFFIX):  # no run of the pipeline, and not to be taken for one
-        config = config.model_copy(update={"name": config.name + SUFFIX})
-    forced = [BENCHMARK] if force else []
-    plan = make_plan(config, store, force=frozenset(forced), previous=previous)
-    record = cli_plan.new_record(config, plan, [BENCHMARK], forced, command)
-    record = record.model_copy(update={"based_on": None if previous is None else previous.run_id})
-    create_run(store, record)
-    return record
+    return cli_plan.record_measurement(config, previous, store, BENCHMARK, force, command)
 
 
 def show_benchmark(store: Path, record: RunRecord) -> None:

@@ -137,6 +137,29 @@ def new_record(
     )
 
 
+def record_measurement(
+    config: RunConfig,
+    previous: RunRecord | None,
+    store: Store,
+    node: str,
+    force: bool,
+    command: str,
+) -> RunRecord:
+    """Make and return the record of a run that only measures: `node` and what it needs. Its name
+    says so: it is no run of the pipeline, and not to be taken for one."""
+    from ratchet.plan import make_plan
+    from ratchet.store.runs import create_run
+
+    if not config.name.endswith(f"-{node}"):
+        config = config.model_copy(update={"name": f"{config.name}-{node}"})
+    forced = [node] if force else []
+    plan = make_plan(config, store, force=frozenset(forced), previous=previous)
+    record = new_record(config, plan, [node], forced, command)
+    record = record.model_copy(update={"based_on": None if previous is None else previous.run_id})
+    create_run(store, record)
+    return record
+
+
 def _based_on(previous: RunRecord, record: RunRecord) -> RunRecord:
     """The record of a run whose settings start from an earlier run's."""
     return record.model_copy(update={"based_on": previous.run_id, "preset": previous.preset})

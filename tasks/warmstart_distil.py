@@ -31,7 +31,7 @@ from ratchet.errors import UserError
 from tasks.context import StageContext
 from tasks.rl.trainer import step_seed
 from tasks.sampler.base import EngineSpec
-from tasks.warmstart_guard import EXAMPLE, NanGuard
+from tasks.warmstart_guard import EXAMPLE, Guarded, NanGuard
 
 NUM_DRIFT_COMPLETIONS = 4
 """Completions of a step whose log-probabilities are compared; each costs a forward pass of the
@@ -40,7 +40,7 @@ HALT_DRIFT = 5.0
 """The stage stops at this many times the drift that rounding explains at most."""
 
 
-class GuardedDistillationTrainer(DistillationTrainer):
+class GuardedDistillationTrainer(Guarded, DistillationTrainer):
     """`DistillationTrainer` on token-id prompts, under a `NanGuard`. `dtype` is the sampler's."""
 
     def __init__(self, guard: NanGuard, dtype: str, **kwargs: Any) -> None:
@@ -108,19 +108,6 @@ class GuardedDistillationTrainer(DistillationTrainer):
         output = super()._generate_and_score_completions(inputs)
         output[EXAMPLE] = torch.tensor([row[EXAMPLE] for row in inputs])
         return output
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        """Loss of one micro-batch; the example indices stay with the guard."""
-        loss = super().compute_loss(model, self.guard.see(inputs), *args, **kwargs)
-        self.guard.check_loss(loss, self.state.global_step + 1, self.model)
-        return loss
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        norm = super()._clip_grad_norm(model)
-        self.guard.check_gradient(norm, self.state.global_step + 1, self.model)
-        return norm
 
     def close(self) -> None:
         """Free the engine, if there is one."""

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import torch
 from safetensors.torch import save_file
+from transformers import Trainer
 
 from ratchet.errors import UserError
 
@@ -107,3 +108,22 @@ class NanGuard:
         if self.setting.dtype != "float32":
             return "Try model.dtype = 'float32'."
         return f"Try a lower {self.setting.method}.learning_rate."
+
+
+class Guarded(Trainer):
+    """What a trainer under a `NanGuard` does beside its own; comes first among its bases."""
+
+    guard: NanGuard
+
+    def compute_loss(
+        self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> torch.Tensor:
+        """Loss of one micro-batch; the example indices stay with the guard."""
+        loss = super().compute_loss(model, self.guard.see(inputs), *args, **kwargs)
+        self.guard.check_loss(loss, self.state.global_step + 1, self.model)
+        return loss
+
+    def _clip_grad_norm(self, model: Any) -> Any:
+        norm = super()._clip_grad_norm(model)
+        self.guard.check_gradient(norm, self.state.global_step + 1, self.model)
+        return norm

@@ -44,7 +44,7 @@ from tasks.warmstart_data import (
     by_length_within_batches,
     warmup_questions,
 )
-from tasks.warmstart_guard import EXAMPLE, NanGuard, Setting
+from tasks.warmstart_guard import EXAMPLE, Guarded, NanGuard, Setting
 from tasks.warmstart_run import (
     EarlyStop,
     callbacks,
@@ -55,25 +55,12 @@ from tasks.warmstart_run import (
 from tasks.warmstart_samples import mixed_order, right_samples
 
 
-class GuardedSftTrainer(SFTTrainer):
+class GuardedSftTrainer(Guarded, SFTTrainer):
     """`SFTTrainer` under a `NanGuard`."""
 
     def __init__(self, guard: NanGuard, **kwargs: Any) -> None:
         self.guard = guard
         super().__init__(**kwargs)
-
-    def compute_loss(
-        self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any
-    ) -> torch.Tensor:
-        """Loss of one micro-batch; the example indices stay with the guard."""
-        loss = super().compute_loss(model, self.guard.see(inputs), *args, **kwargs)
-        self.guard.check_loss(loss, self.state.global_step + 1, self.model)
-        return loss
-
-    def _clip_grad_norm(self, model: Any) -> Any:
-        norm = super()._clip_grad_norm(model)
-        self.guard.check_gradient(norm, self.state.global_step + 1, self.model)
-        return norm
 
 
 class Collator:
