@@ -11,8 +11,8 @@ records (`ratchet runs`) like any other, but not in Prefect. With a server runni
 (`ratchet ui`) every run goes through Prefect.
 
 **Where `ratchet ui` serves deployments for the same store, the run is handed over to them** and
-followed here (`flows.follow`): it can then be cancelled and retried in the UI, and doesn't end with
-this terminal. `--here` keeps it in this process, with this terminal's environment.
+followed here (`flows.deployment.handover`): it can then be cancelled and retried in the UI, and
+doesn't end with this terminal. `--here` keeps it in this process, with this terminal's environment.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from flows import server, settings
-from flows.conductor import EXIT_CODES, Conductor
-from flows.follow import EXIT_INTERRUPTED, find_serving, flow_name, hand_over
+from flows.deployment.handover import EXIT_INTERRUPTED, find_serving, flow_name, hand_over
+from flows.execution.executor import EXIT_CODES, Conductor
+from flows.server import server, settings
 from ratchet.errors import EXIT_USER_ERROR, UserError
 from ratchet.store.runs import run_folder
 from ratchet.store.store import Store
-from tasks.launch import WorkerState
+from tasks.runtime.launch import WorkerState
 
 
 def run_bare(conductor: Conductor) -> int:
@@ -56,10 +56,10 @@ def run_with_prefect(conductor: Conductor, api_url: str | None) -> int:
         os.environ["PREFECT_API_URL"] = api_url
         from prefect.client.schemas.objects import StateType
 
-        from flows.audit import audit
-        from flows.full import REFUSED, full
-        from flows.publish import send_what_is_queued
-        from flows.stage import stage
+        from flows.pages.publish import send_what_is_queued
+        from flows.pipeline.flow import REFUSED, full
+        from flows.pipeline.flow_audit import audit
+        from flows.pipeline.flow_stage import stage
 
         if server.PRIVATE in os.environ:
             server.wait_until_healthy(process, port, log_file)

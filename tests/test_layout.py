@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPO
 
-from ratchet.dag import STAGES
+from ratchet.pipeline.dag import STAGES
 from ratchet.store.code import code_version
+from tests.conftest import REPO
 
 HEAVY = {"torch", "transformers", "trl", "vllm", "peft", "datasets", "prefect", "wandb"}
 FORBIDDEN = {
@@ -85,15 +85,15 @@ def modules_after(command: str) -> set[str]:
 
 
 def test_the_command_line_starts_without_anything_heavy() -> None:
-    loaded = modules_after("import ratchet.cli")
+    loaded = modules_after("import flows.cli.app")
     assert not loaded & (HEAVY | {"pandas", "pyarrow", "numpy", "scipy", "matplotlib", "sympy"})
 
 
 def test_planning_needs_no_torch() -> None:
     loaded = modules_after(
         "from pathlib import Path\n"
-        "from ratchet.config_load import load_config\n"
-        "from ratchet.plan import make_plan\n"
+        "from ratchet.config.load import load_config\n"
+        "from ratchet.pipeline.plan import make_plan\n"
         "from ratchet.store.store import Store\n"
         "assert make_plan(load_config('demo'), Store(Path('none'))).nodes"
     )
@@ -150,14 +150,14 @@ def test_code_version_covers_what_a_stage_imports_and_ignores_words(
 def test_code_version_of_the_verifier_covers_its_worker_process() -> None:
     from ratchet.store import code
 
-    parts = code._module_parts("ratchet.verifier.pool")
+    parts = code._module_parts("ratchet.verifier.engine.pool")
     assert parts is not None
-    assert "ratchet.verifier.worker" in parts[1]  # the pool starts it by name
+    assert "ratchet.verifier.engine.worker" in parts[1]  # the pool starts it by name
 
 
 def test_stage_modules_take_a_context_and_return_a_result() -> None:
-    from tasks import filter as filter_stage
-    from tasks.context import StageContext, StageResult
+    from tasks.runtime.context import StageContext, StageResult
+    from tasks.stages import filter as filter_stage
 
     signature = inspect.signature(filter_stage.run, eval_str=True)
     assert next(iter(signature.parameters.values())).annotation is StageContext

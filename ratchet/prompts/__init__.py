@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ratchet.config import PromptFormat
+from ratchet.config.run import PromptFormat
 from ratchet.errors import UserError
 from ratchet.verifier.types import Style
 

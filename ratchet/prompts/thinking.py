@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ratchet.config import PromptFormat
+from ratchet.config.run import PromptFormat
 from ratchet.errors import UserError
 from ratchet.prompts import prompt_text
 

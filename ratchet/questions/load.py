@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from ratchet.config import SourceConfig, SourceKind
+from ratchet.config.run import SourceConfig, SourceKind
 from ratchet.errors import UserError
 from ratchet.questions import deepmath, gsm8k, math500, own_file, svamp, symbolic
 from ratchet.questions.base import BadRowError, Parsed, Question, Reader, question_id
@@ -247,7 +247,7 @@ def fingerprint(source: SourceConfig) -> str:
         parameters = [
             source.count, source.seed, source.templates, source.min_steps, source.max_steps,
         ]  # fmt: skip
-        files = sorted(symbolic.DATA.glob("*.toml"))
+        files = sorted(symbolic.TEMPLATES.glob("*.toml"))
         return _hash(json.dumps([parameters, _file_hashes(files)]))
     _reader(source, f"a source of kind '{source.kind}'")
     path = _local(source)

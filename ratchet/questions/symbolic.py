@@ -24,10 +24,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-import ratchet
 from ratchet.errors import UserError
+from ratchet.places import DATA
 
-DATA = Path(str(ratchet.__file__)).parents[1] / "data" / "symbolic"
+TEMPLATES = DATA / "symbolic"
 LARGEST = 99
 """Largest number that may occur in a question or a step: a tiny model must be able to learn it."""
 ATTEMPTS = 500
@@ -123,7 +123,7 @@ def draw(
 
 
 @lru_cache(maxsize=4)
-def load_templates(folder: Path = DATA) -> tuple[Template, ...]:
+def load_templates(folder: Path = TEMPLATES) -> tuple[Template, ...]:
     """All templates in `folder`, by step count and name. UserError for missing or wrong files."""
     lists = word_lists(folder)
     found: list[Template] = []
@@ -140,7 +140,7 @@ def load_templates(folder: Path = DATA) -> tuple[Template, ...]:
 
 
 @lru_cache(maxsize=4)
-def word_lists(folder: Path = DATA) -> dict[str, tuple[tuple[str, str], ...]]:
+def word_lists(folder: Path = TEMPLATES) -> dict[str, tuple[tuple[str, str], ...]]:
     """Word lists by name; each word is (singular, plural). `name` holds the people."""
     tables = _read(folder / "words.toml")
     lists = {key: tuple((one, many) for one, many in words) for key, words in tables.items()}

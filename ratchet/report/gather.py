@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ratchet.config import GuardConfig
-from ratchet.drift import healthy_drift
+from ratchet.config.run import GuardConfig
+from ratchet.diagnostics.drift import healthy_drift
 from ratchet.prompts import STYLE_OF
 from ratchet.report.before_after import PassRates, pass_rates_of
 from ratchet.report.ledger import Entry, ledger
 from ratchet.report.words import arm_name
-from ratchet.rewards import default_weights
+from ratchet.rewards.functions import default_weights
 from ratchet.store.manifest import Manifest
 from ratchet.store.store import Artifact
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ratchet.evaluation.verdict import direction
 from ratchet.report.before_after import histogram, words
 from ratchet.report.figures import (
     BASE,
@@ -21,7 +22,6 @@ from ratchet.report.figures import (
 )
 from ratchet.report.gather import Gathered, Row
 from ratchet.report.words import count, percent, points
-from ratchet.verdict import direction
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from ratchet.foresight import foresight
-from ratchet.format_words import places_in_short
+from ratchet.diagnostics.format_words import places_in_short
+from ratchet.evaluation.power import foresight
+from ratchet.evaluation.verdict import direction
 from ratchet.report import curves, plots, words
 from ratchet.report.figures import VARIABLES, Chart, colour_of
 from ratchet.report.gather import Gathered, Row
 from ratchet.report.templates import FOLDER, PAGE, STYLE
-from ratchet.verdict import direction
 
 MAX_FLIPS_SHOWN = 6
 """Flips shown of each kind; all listed ones are in the comparison's flips.jsonl."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ratchet.verdict import points
+from ratchet.evaluation.verdict import points
 
 ARM_NAMES = {"baseline": "baseline", "rl": "after RL"}
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")

@@ -12,24 +12,24 @@ import ast
 from functools import cache
 from pathlib import Path
 
+from ratchet.places import ROOT
 from ratchet.store.keys import canonical_json, text_hash
 
-ROOT = Path(__file__).resolve().parents[2]
 OURS = ("ratchet", "tasks")
 BY_VALUE = (
-    "ratchet.config",
-    "ratchet.config_base",
-    "ratchet.config_evaluate",
-    "ratchet.config_load",
-    "ratchet.config_training",
-    "ratchet.config_workers",
-    "ratchet.dag",
+    "ratchet.config.run",
+    "ratchet.config.base",
+    "ratchet.config.evaluate",
+    "ratchet.config.load",
+    "ratchet.config.training",
+    "ratchet.config.workers",
+    "ratchet.pipeline.dag",
     "ratchet.errors",
-    "ratchet.plan",
+    "ratchet.pipeline.plan",
     "ratchet.store",
-    "tasks.context",
-    "tasks.manifests",
-    "tasks.worker",
+    "tasks.runtime.context",
+    "tasks.runtime.manifests",
+    "tasks.runtime.worker",
 )
 
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ratchet.errors import UserError
-from ratchet.schemas import read_table
 from ratchet.store.keys import file_hash
 from ratchet.store.lock import hold
 from ratchet.store.manifest import (
@@ -27,6 +26,7 @@ from ratchet.store.manifest import (
     content_hash,
     read_manifest,
 )
+from ratchet.store.schemas import read_table
 
 if TYPE_CHECKING:
     import pyarrow as pa

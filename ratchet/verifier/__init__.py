@@ -1,6 +1,5 @@
 """Extract an answer, decide equivalence, survive hostile input. See docs/verifier.md."""
 
-from ratchet.verifier.core import close_shared_pool, verify, verify_batch
 from ratchet.verifier.types import (
     DEFAULT_DEADLINE_SECONDS,
     VERIFIER_VERSION,
@@ -10,6 +9,7 @@ from ratchet.verifier.types import (
     as_style,
     status_rates,
 )
+from ratchet.verifier.verify import close_shared_pool, verify, verify_batch
 
 __all__ = [
     "DEFAULT_DEADLINE_SECONDS",

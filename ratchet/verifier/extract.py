@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ratchet.verifier.numbers import number_tokens, plain_chars, read_number
+from ratchet.verifier.answers.numbers import number_tokens, plain_chars, read_number
 
 END_OF_TURN = (
     "<|im_end|>",

@@ -25,10 +25,10 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
 from ratchet.errors import UserError
-from tasks.sampler.base import EngineSpec
-from tasks.sampler.vllm_engine import cache_gib
+from tasks.runtime.worker import set_environment
+from tasks.sampling.engines.base import EngineSpec
+from tasks.sampling.engines.vllm_engine import cache_gib
 from tasks.sync.adapter import AdapterVersion
-from tasks.worker import set_environment
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """What an audit needs of a sampler, whichever way it is reached, and that of a colocated one.
 
-`SamplerHandle` is the whole of what `tasks.sync.audit` and the drift guard know of a sampler:
+`SamplerHandle` is the whole of what `tasks.audit.probe` and the drift guard know of a sampler:
 hand the trainer's weights over, sample, score given tokens, read the weights back. Weights and
 log-probabilities go the ways that training uses, not ways of the audit's own.
 """

@@ -4,8 +4,8 @@ same policy, and stopped with it.
 The number format, the seed, the log-probability mode (that of the distribution that is sampled
 from, at any temperature) and the limits on adapters are arguments here; nothing is left to
 defaults or to a checkpoint's generation config. The server listens on a free loopback port, runs
-under a supervisor (`tasks.supervisor`), so it ends with the trainer however that ends, and writes
-a log whose last lines every failure quotes.
+under a supervisor (`tasks.runtime.supervisor`), so it ends with the trainer however that ends, and
+writes a log whose last lines every failure quotes.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import requests
 from transformers import PretrainedConfig
 from vllm.platforms import current_platform
 
-from tasks.sampler.vllm_engine import cache_gib
-from tasks.supervisor import Supervised
+from tasks.runtime.supervisor import Supervised
+from tasks.runtime.worker import set_environment
+from tasks.sampling.engines.vllm_engine import cache_gib
 from tasks.sync import server_worker
 from tasks.sync.engine import EngineSettings, free_port
 from tasks.sync.errors import ServerError
-from tasks.worker import set_environment
 
 BASE_MODEL = "base"
 """Name of the model without an adapter on the server."""

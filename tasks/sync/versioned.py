@@ -6,7 +6,7 @@
   older policy is read.
 * `MergedSync` (full fine-tuning, or on request) hands out every tensor anew, in the number format
   of the sampler. Tensors are cloned, because TRL unmerges the adapter in place once the last one is
-  out (`tasks.sync.packing`); and the adapter is unmerged also when loading fails.
+  out (`benchmarks.packing`); and the adapter is unmerged also when loading fails.
 
 How weights and requests travel is for the subclasses to say: `tasks.sync.generation` (an engine
 in the trainer's process), `tasks.sync.server_generation` (a server of our own).

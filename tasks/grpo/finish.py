@@ -1,0 +1,134 @@
+"""The end of a GRPO run: one full model on disk that says what the trained policy said.
+
+An adapter is merged in float32 (a merge in bfloat16 would round the sum twice) and the result is
+cast to the run's dtype. The checkpoint is then loaded again and compared on completions of the
+last step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftModel
+from transformers import PreTrainedTokenizerBase
+
+from ratchet.config.run import Dtype
+from tasks.grpo.settings import attention
+from tasks.models.checkpoints import save_checkpoint
+from tasks.models.reload_check import ReloadCheck, compare_reloaded, fixed_logprobs
+from tasks.sync.adapter import save_adapter
+from tasks.training.dev_check import chosen_words, dev_summary
+
+NUM_FIXED_TEXTS = 8
+"""Completions compared before saving and after loading."""
+EDGE_SHARE = 0.1
+"""Share of the steps that 'first' and 'last' figures average."""
+
+
+def save_policy(
+    trained: Any,
+    tokenizer: PreTrainedTokenizerBase,
+    out_dir: Path,
+    texts: Sequence[str],
+    *,
+    dtype: Dtype,
+) -> ReloadCheck:
+    """Write `checkpoint/` in `dtype` and, with LoRA, `adapter/`; reload and compare on `texts`.
+
+    RuntimeError when the reloaded checkpoint isn't the trained model.
+    """
+    before = fixed_logprobs(trained, tokenizer, texts)
+    device = trained.device
+    if isinstance(trained, PeftModel):
+        save_adapter(trained, out_dir / "adapter")
+        trained = trained.float().merge_and_unload()
+    folder = out_dir / "checkpoint"
+    save_checkpoint(trained.to(getattr(torch, dtype)), tokenizer, folder)
+    return compare_reloaded(
+        before, folder, texts, dtype=dtype, attention=attention(dtype), device=device
+    )
+
+
+def edge_means(rows: Sequence[dict[str, Any]], name: str) -> tuple[float | None, float | None]:
+    """Mean of a figure over the first and over the last tenth of the steps (one step at least);
+    None where it was never logged."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    if not values:
+        return None, None
+    count = max(1, math.ceil(len(values) * EDGE_SHARE))
+    return sum(values[:count]) / count, sum(values[-count:]) / count
+
+
+def mean(rows: Sequence[dict[str, Any]], name: str) -> float | None:
+    """Mean of a figure over the steps that logged it, None where none did."""
+    values = [row[name] for row in rows if row.get(name) is not None]
+    return sum(values) / len(values) if values else None
+
+
+def largest(rows: Sequence[dict[str, Any]], name: str) -> float | None:
+    """Largest value of a figure over the steps, None where none logged it."""
+    return max((row[name] for row in rows if row.get(name) is not None), default=None)
+
+
+def summarise(rows: Sequence[dict[str, Any]], num_tokens: int) -> dict[str, Any]:
+    """A stage summary from the rows of its `metrics` table."""
+    summary: dict[str, Any] = {"num_steps": len(rows), "sampled_tokens": num_tokens}
+    for name in ("reward", "strict", "lenient", "live_share", "truncated_share", "mean_tokens"):
+        first, last = edge_means(rows, name)
+        summary |= {f"{name}_first": first, f"{name}_last": last}
+    summary |= dev_summary(rows)
+    return summary | {
+        "live_share_mean": mean(rows, "live_share"),
+        "live_token_share": mean(rows, "live_token_share"),
+        "drift_mean": mean(rows, "drift_mean"),
+        "drift_max": largest(rows, "drift_max"),
+        "dropped_share": mean(rows, "dropped_share"),
+        "train_seconds": sum(row["step_seconds"] for row in rows),
+        "generate_seconds": sum(row.get("generate_seconds") or 0.0 for row in rows),
+        "sync_seconds": sum(row.get("sync_seconds") or 0.0 for row in rows),
+    }
+
+
+def markdown(summary: dict[str, Any]) -> str:
+    """The summary for people."""
+
+    def line(label: str, name: str) -> str:
+        first, last = summary[f"{name}_first"], summary[f"{name}_last"]
+        return f"| {label} | {_number(first)} | {_number(last)} |"
+
+    drift = (
+        "The trainer's own weights did the sampling: there is no drift."
+        if summary["drift_mean"] is None
+        else f"Drift between sampler and trainer: {summary['drift_mean']:.1e} nats per token on "
+        f"average, {summary['drift_max']:.1e} at most; {summary['dropped_share']:.1%} of the "
+        "completions dropped for it."
+    )
+    return "\n".join(
+        (
+            f"{summary['num_steps']} steps, {summary['sampled_tokens']:,} tokens sampled in "
+            f"{summary['train_seconds']:.0f} s; {summary['live_share_mean']:.0%} of the groups "
+            "were live.",
+            "",
+            "| mean over | first tenth of the steps | last tenth |",
+            "|---|---|---|",
+            line("reward", "reward"),
+            line("strict accuracy", "strict"),
+            line("lenient accuracy", "lenient"),
+            line("truncated", "truncated_share"),
+            line("tokens per completion", "mean_tokens"),
+            "",
+            chosen_words(summary),
+            "",
+            drift,
+            f"The reloaded checkpoint differs from the trained policy by "
+            f"{summary['reload_mean_difference']:.1e} nats per token.",
+        )
+    )
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
