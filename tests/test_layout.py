@@ -12,8 +12,7 @@ import pytest
 
 from ratchet.pipeline.stage import Stage
 from ratchet.pipeline.stages import STAGES
-from ratchet.store.code import code_version
-from ratchet.store.schemas import SCHEMAS
+from ratchet.store.schemas import COLUMNS
 from tests.conftest import REPO
 
 HEAVY = {"torch", "transformers", "trl", "vllm", "peft", "datasets", "prefect", "wandb"}
@@ -126,43 +125,9 @@ def test_what_a_stage_names_is_there(stage: Stage) -> None:
     for chart in stage.charts:
         assert function_at(chart)
     if isinstance(stage.table, str):
-        assert stage.table in SCHEMAS
+        assert stage.table in COLUMNS
     assert set(stage.unkeyed) <= set(stage.sections)
     assert stage.own_section is None or stage.own_section in stage.sections
-
-
-def test_code_version_covers_what_a_stage_imports_and_ignores_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ratchet.store import code
-
-    monkeypatch.setattr(code, "ROOT", tmp_path)
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "ratchet").mkdir()
-    stage, library = tmp_path / "tasks" / "a.py", tmp_path / "ratchet" / "b.py"
-    stage.write_text("def run():\n    from ratchet.b import f\n    return f()\n")
-    library.write_text("def f():\n    return 1\n")
-
-    def version() -> str:
-        code_version.cache_clear()
-        code._module_parts.cache_clear()
-        return code_version("tasks.a")
-
-    first = version()
-    library.write_text('"""Words."""\n\ndef f():  # more words\n    """Docs."""\n    return 1\n')
-    assert version() == first
-    library.write_text("def f():\n    return 2\n")
-    assert version() != first
-    code_version.cache_clear()
-    code._module_parts.cache_clear()
-
-
-def test_code_version_of_the_verifier_covers_its_worker_process() -> None:
-    from ratchet.store import code
-
-    parts = code._module_parts("ratchet.verifier.engine.pool")
-    assert parts is not None
-    assert "ratchet.verifier.engine.worker" in parts[1]  # the pool starts it by name
 
 
 def test_stage_modules_take_a_context_and_return_a_result() -> None:
