@@ -64,7 +64,8 @@ def runs(
     """List the runs in the store, newest first."""
     from ratchet.store.runs import all_runs
 
-    found = all_runs(open_store(store))[:limit]
+    opened = open_store(store)
+    found = all_runs(opened)[:limit]
     if as_json:
         print(json.dumps([run.model_dump(mode="json", exclude={"config"}) for run in found]))
         return
@@ -72,6 +73,7 @@ def runs(
     from rich.table import Table
 
     console = Console()
+    _tell_other_code(opened, found)
     rows = [(run.run_id, _status(run), _progress(run)) for run in found]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     left = console.width - sum(widths) - 2 * len(widths)
@@ -91,6 +93,19 @@ def runs(
     console.print(table, highlight=False)
     if not found:
         print("no runs yet: start one with `ratchet run --preset demo`")
+
+
+def _tell_other_code(store: Store, runs: list[RunRecord]) -> None:
+    """Say so where other code made what these runs hold."""
+    from ratchet.pipeline.plan import made_by_other_code
+
+    if names := [run.run_id for run in runs if made_by_other_code(store, run)]:
+        which = names[0] if len(names) == 1 else f"{len(names)} of these runs"
+        typer.echo(
+            f"note: {which}: made with another version of Ratchet's code; a rerun makes their "
+            "stages anew",
+            err=True,
+        )
 
 
 def _status(run: RunRecord) -> str:
@@ -136,6 +151,7 @@ def _show_run(store: Store, run: RunRecord, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("stage", "state", "artifact", "seconds"):
         table.add_column(heading, overflow="fold")
+    _tell_other_code(store, [run])
     stands = standing(store, run)
     for name, node in run.nodes.items():
         made = store.find(node.stage, node.key) is not None
