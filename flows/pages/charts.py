@@ -14,6 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ratchet.report.templates import standalone
 from ratchet.store.manifest import read_manifest
 from ratchet.store.store import Artifact
 
@@ -107,32 +108,12 @@ def drawn(stage: str, inputs: Mapping[str, Artifact]) -> list[str]:
     return list(_drawn(stage, tuple(found)))
 
 
-def _light_colours() -> dict[str, str]:
-    """CSS variables of the report's light theme."""
-    from ratchet.report.templates import FOLDER, STYLE
-
-    css = (FOLDER / STYLE).read_text(encoding="utf-8")
-    root = css[css.index(":root") : css.index("}")]
-    return dict(re.findall(r"(--[\w-]+):\s*([^;]+);", root))
-
-
-def picture(svg: str) -> str:
-    """An SVG element made for the report as a file of its own."""
-    colours = _light_colours()
-    svg = svg.replace("var(--sans)", "sans-serif")
-    svg = re.sub(r"var\((--[\w-]+)\)", lambda found: colours[found[1]], svg)
-    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)  # a hundredth of a point is enough
-    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
-    ground = f'style="background:{colours["--paper"]}"'
-    return svg.replace("<svg", f"<svg {spaces} {ground}", 1)
-
-
 def in_markdown(chart: Chart) -> list[str]:
     """Lines that show a plot with its finding above and its caption below."""
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', chart.svg)
     assert box is not None, "the report's figures have a viewBox"
     height = round(WIDTH * float(box[2]) / float(box[1]))
-    data = base64.b64encode(picture(chart.svg).encode()).decode()
+    data = base64.b64encode(standalone(chart.svg).encode()).decode()
     drawing = [
         "flowchart LR",
         f'  plot@{{ img: "data:image/svg+xml;base64,{data}", label: "", w: {WIDTH}, '
