@@ -193,7 +193,7 @@ def audit_sync(
 @app.command()
 def presets() -> None:
     """List the shipped presets."""
-    from ratchet.config.load import preset_gist, preset_names
+    from ratchet.config.presets import preset_gist, preset_names
 
     names = preset_names()
     width = max(map(len, names))

@@ -167,7 +167,7 @@ def _based_on(previous: RunRecord, record: RunRecord) -> RunRecord:
 
 def prepare(request: Request, targets: list[str], force: list[str], command: str) -> RunRecord:
     """Check a whole run and write its record."""
-    from ratchet.config.load import preset_path
+    from ratchet.config.presets import preset_path
     from ratchet.pipeline.dag import nodes_named
     from ratchet.pipeline.plan import make_plan
     from ratchet.store.runs import create_run
