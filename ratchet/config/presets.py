@@ -93,6 +93,8 @@ def joined(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
     found = dict(base)
     for name, value in over.items():
         inner = base.get(name)
-        both = isinstance(inner, dict) and isinstance(value, dict)
-        found[name] = joined(inner, value) if both else value
+        if isinstance(inner, dict) and isinstance(value, dict):
+            found[name] = joined(inner, value)
+        else:
+            found[name] = value
     return found
