@@ -37,8 +37,8 @@ def open_store(path: Path, *, must_exist: bool = False) -> Store:
         raise UserError(f"--store {path} is a file: name a folder")
     if must_exist and not path.exists():
         raise UserError(
-            f"there is no store at {path.absolute()}: run from the project's folder, name it with "
-            "--store, or make one with `ratchet run --preset demo`"
+            f"there is no store at {path.absolute()}: go to the folder that it was made "
+            "in, name it with --store, or make one with `ratchet run --preset demo`"
         )
     return Store(path.absolute())
 

@@ -230,3 +230,4 @@ def test_what_can_not_be_drawn_again(straight: Presample) -> None:
     done = CliRunner().invoke(app, ["redraw", "questions/11", "a", "0", "--store", str(store.root)])
     assert isinstance(done.exception, UserError)
     assert "is no presample: name RUN/presample" in str(done.exception)
+    assert done.stderr == "note: `ratchet redraw` is now `ratchet resample`\n"
