@@ -173,13 +173,13 @@ def test_show_writes_nested_figures_out(
 
 
 def test_plan_shows_every_setting_as_it_is_resolved(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text('extends = "base/gpu-gsm8k"\n[grpo]\nsteps = 7\n')
+    (tmp_path / "mine.toml").write_text('extends = "demo"\n[grpo]\nsteps = 7\n')
     done = ratchet("plan", "-p", "mine.toml", "--settings", "-s", "seed=3", cwd=tmp_path)
     lines = done.stdout.splitlines()
     told = dict(line.split(" = ", 1) for line in lines)
-    assert (told["seed"], told["grpo.steps"], told["grpo.lora.r"]) == ("3", "7", "32")
-    assert told["questions.train.0.kind"] == '"gsm8k"'
-    assert told["grpo.group_size"] == "8"  # nobody set it
+    assert (told["seed"], told["grpo.steps"], told["grpo.learning_rate"]) == ("3", "7", "0.001")
+    assert told["questions.train.0.kind"] == '"symbolic"'
+    assert told["grpo.lora.r"] == "16"  # nobody set it
     assert len(told) == len(lines) > 100
 
 
