@@ -56,8 +56,11 @@ def export(
     from tasks.runtime.worker import set_environment
 
     set_environment()
+    from transformers.utils import logging
+
     from tasks.commands.export import export as write_model
 
+    logging.disable_progress_bar()
     check = write_model(opened, found.ref, to.absolute(), adapter=adapter)
     print(
         f"{to.absolute()}: loaded again, {check.mean_difference:.1e} nats per token from the "
