@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import subprocess
 import sys
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.pipeline.dag import STAGES
-from ratchet.store.code import code_version
+from ratchet.pipeline.stage import Stage
+from ratchet.pipeline.stages import STAGES
+from ratchet.store.schemas import COLUMNS
 from tests.conftest import REPO
 
 HEAVY = {"torch", "transformers", "trl", "vllm", "peft", "datasets", "prefect", "wandb"}
@@ -105,54 +105,29 @@ def test_light_stages_load_no_torch(stage: str) -> None:
     assert "torch" not in modules_after(f"import {STAGES[stage].module}")
 
 
-def declared_arguments(module: str) -> list[str]:
-    """Keyword-only arguments of a stage module's `run`, read from its source."""
-    spec = importlib.util.find_spec("tasks")
-    assert spec is not None and spec.submodule_search_locations
-    path = Path(spec.submodule_search_locations[0]) / f"{module.removeprefix('tasks.')}.py"
+def function_at(reference: str) -> ast.FunctionDef:
+    """The function that a string `module:function` names, read from its source."""
+    module, _, name = reference.partition(":")
+    path = REPO.joinpath(*module.split(".")).with_suffix(".py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    runs = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
-    assert len(runs) == 1, module
-    return [argument.arg for argument in runs[0].args.kwonlyargs]
+    (found,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    return found
 
 
-@pytest.mark.parametrize("stage", list(STAGES))
-def test_a_stage_sees_exactly_the_sections_that_enter_its_key(stage: str) -> None:
-    assert declared_arguments(STAGES[stage].module) == list(STAGES[stage].sections)
+@pytest.mark.parametrize("stage", STAGES.values(), ids=list(STAGES))
+def test_a_stage_sees_exactly_the_sections_that_enter_its_key(stage: Stage) -> None:
+    arguments = function_at(stage.run).args.kwonlyargs
+    assert [argument.arg for argument in arguments] == list(stage.sections)
 
 
-def test_code_version_covers_what_a_stage_imports_and_ignores_words(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ratchet.store import code
-
-    monkeypatch.setattr(code, "ROOT", tmp_path)
-    (tmp_path / "tasks").mkdir()
-    (tmp_path / "ratchet").mkdir()
-    stage, library = tmp_path / "tasks" / "a.py", tmp_path / "ratchet" / "b.py"
-    stage.write_text("def run():\n    from ratchet.b import f\n    return f()\n")
-    library.write_text("def f():\n    return 1\n")
-
-    def version() -> str:
-        code_version.cache_clear()
-        code._module_parts.cache_clear()
-        return code_version("tasks.a")
-
-    first = version()
-    library.write_text('"""Words."""\n\ndef f():  # more words\n    """Docs."""\n    return 1\n')
-    assert version() == first
-    library.write_text("def f():\n    return 2\n")
-    assert version() != first
-    code_version.cache_clear()
-    code._module_parts.cache_clear()
-
-
-def test_code_version_of_the_verifier_covers_its_worker_process() -> None:
-    from ratchet.store import code
-
-    parts = code._module_parts("ratchet.verifier.engine.pool")
-    assert parts is not None
-    assert "ratchet.verifier.engine.worker" in parts[1]  # the pool starts it by name
+@pytest.mark.parametrize("stage", STAGES.values(), ids=list(STAGES))
+def test_what_a_stage_names_is_there(stage: Stage) -> None:
+    for chart in stage.charts:
+        assert function_at(chart)
+    if isinstance(stage.table, str):
+        assert stage.table in COLUMNS
+    assert set(stage.unkeyed) <= set(stage.sections)
+    assert stage.own_section is None or stage.own_section in stage.sections
 
 
 def test_stage_modules_take_a_context_and_return_a_result() -> None:

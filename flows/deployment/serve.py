@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from flows.server import server, settings
 from ratchet.errors import EXIT_USER_ERROR, UserError
-from ratchet.pipeline.dag import STAGES
+from ratchet.pipeline.stages import STAGES
 from tasks.runtime.supervisor import ROOT
 
 if TYPE_CHECKING:

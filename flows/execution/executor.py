@@ -17,9 +17,8 @@ from rich.markup import escape
 from flows.execution.terminal import Display, duration
 from ratchet.config.load import with_present_names
 from ratchet.config.run import RunConfig
-from ratchet.pipeline.dag import STAGES
 from ratchet.pipeline.plan import Plan, PlannedNode, make_plan
-from ratchet.report.headlines import headline
+from ratchet.pipeline.stages import STAGES
 from ratchet.store.lock import hold
 from ratchet.store.runs import (
     NodeState,
@@ -300,6 +299,7 @@ class Conductor:
             node=node.name,
             stage=node.stage,
             key=planned.key,
+            run=STAGES[node.stage].run,
             sections=planned.sections,
             fingerprints=planned.fingerprints,
             code_version=planned.code_version,
@@ -345,7 +345,7 @@ class Conductor:
         took = f"{duration(worker.seconds):<12}" if state is NodeState.DONE else ""
         shown = "stopped" if worker.state is WorkerState.STOPPED else state.value
         self.display.end(
-            shown, planned.key, message or took + headline(outcome.stage, worker.summary)
+            shown, planned.key, message or took + STAGES[outcome.stage].headline(worker.summary)
         )
         return outcome
 

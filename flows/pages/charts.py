@@ -9,18 +9,19 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING
 
+from ratchet.pipeline.stages import STAGES
 from ratchet.report.templates import standalone
 from ratchet.store.manifest import read_manifest
 from ratchet.store.store import Artifact
 
 if TYPE_CHECKING:
     from ratchet.report.figures import Chart
-    from ratchet.report.gather import Gathered
 
 WIDTH = 640
 """Of a plot in CSS pixels, as wide as the UI's text."""
@@ -28,62 +29,18 @@ MERMAID_CHARACTERS = 50_000
 """Mermaid refuses longer diagrams."""
 
 
-def _gathered(inputs: Mapping[str, Artifact]) -> Gathered:
-    """What the report's figures read, as far as these artifacts (by node name) hold it."""
-    from ratchet.report.gather import Gathered
-
-    def rows(node: str, table: str) -> list[dict]:
-        found = inputs.get(node)
-        return [] if found is None else found.table(table).to_pylist()
-
-    def summary(node: str) -> dict:
-        found = inputs.get(node)
-        return {} if found is None else found.manifest.summary
-
-    return Gathered(
-        run_id="",
-        manifests={name: artifact.manifest for name, artifact in inputs.items()},
-        compared=rows("compare", "comparison"),
-        summary=summary("compare"),
-        flips=[],
-        selection=summary("filter"),
-        contaminated=[],
-        rollouts=None,
-        benchmark=rows("benchmark", "benchmark"),
-        benchmark_words=[],
-        warmstart_metrics=rows("warmstart", "metrics"),
-        grpo_metrics=rows("grpo", "metrics"),
-        ledger=[],
-    )
-
-
-def _drawers(stage: str) -> list[Callable[[Gathered], Chart | None]]:
-    from ratchet.report import curves, plots
-
-    drawers: dict[str, list[Callable[[Gathered], Chart | None]]] = {
-        "filter": [plots.pass_rates],
-        "warmstart_sft": [curves.warmstart_loss],
-        "warmstart_opd": [curves.warmstart_loss],
-        "grpo": [curves.total_reward, curves.accuracy, curves.live_groups, curves.drift],
-        "compare": [plots.forest, plots.by_band],
-    }
-    return drawers.get(stage, [])
-
-
-HAVE_CHARTS = ("filter", "warmstart_sft", "warmstart_opd", "grpo", "compare")
-"""Stages with plots; the others need no matplotlib."""
-
-
 def charts(stage: str, inputs: Mapping[str, Artifact]) -> list[Chart]:
     """The plots of a stage.
 
-    `inputs` holds its artifact under its node's name, and for the comparison the warm start's,
-    which names an arm.
+    `inputs` holds its artifact under its node's name, and the warm start's, which names an arm.
     """
-    if stage not in HAVE_CHARTS:
+    named = STAGES[stage].charts
+    if not named:  # without loading matplotlib
         return []
-    data = _gathered(inputs)
-    found = (draw(data) for draw in _drawers(stage))
+    from ratchet.report.gather import gather
+
+    data = gather(inputs, run_id="")
+    found = (resolve_name(name)(data) for name in named)
     return [chart for chart in found if chart is not None]
 
 

@@ -12,9 +12,8 @@ from flows.execution.terminal import KEY_DIGITS, duration
 from flows.pages.markdown import cell, linked, run_address, table, whole
 from flows.pages.stage_page import Links, made_by, plots, verdict
 from ratchet.config.run import RunConfig
-from ratchet.pipeline.dag import CLEAN
 from ratchet.pipeline.plan import PlannedNode
-from ratchet.report.headlines import headline, label
+from ratchet.pipeline.stages import CLEAN, STAGES
 from ratchet.store.runs import NodeState
 
 COLOURS = {
@@ -46,12 +45,12 @@ def what_it_does(config: RunConfig) -> str:
 
 def drawn_inputs(planned: PlannedNode) -> dict[str, str]:
     """The nodes that the run graph draws an arrow from, by role: the inputs, and what has to come
-    before. The report's inputs are everything and would hide the pipeline, so only the last is
-    kept."""
-    inputs = planned.node.inputs
-    if planned.node.stage == "report":
-        return {"compare": inputs["compare"]}
-    return inputs | {name: name for name in planned.node.after}
+    before. Of what reads everything only the comparison, which ends the pipeline, or its inputs
+    would hide it."""
+    node = planned.node
+    if STAGES[node.stage].reads_all:
+        return {name: name for name in node.inputs if name == "compare"}
+    return {**node.inputs, **{name: name for name in node.after}}
 
 
 def _lines_into(planned: PlannedNode) -> list[str]:
@@ -103,7 +102,7 @@ def _mermaid(conductor: Conductor, links: Links) -> list[str]:
         state = _state(conductor, links, name)
         shown = [f"<b>{_text(name)}</b>"]
         if artifact is not None and state in (NodeState.DONE, NodeState.REUSED):
-            shown.append(_text(label(stage, artifact.manifest.summary)))
+            shown.append(_text(STAGES[stage].label(artifact.manifest.summary)))
         words = "<br/>".join(filter(None, shown))
         lines.append(f'  {ids[name]}["{words}"]:::{state}')
         lines += [f"  {ids[above]} --> {ids[name]}" for above in _lines_into(planned)]
@@ -121,7 +120,7 @@ def _row(conductor: Conductor, planned: PlannedNode, links: Links) -> tuple[str,
     source = "everything" if len(inputs) > 5 else ", ".join(inputs)
     who, figures = f"**{state}**", ""
     if artifact is not None and state in (NodeState.DONE, NodeState.REUSED):
-        figures = cell(headline(planned.node.stage, artifact.manifest.summary))
+        figures = cell(STAGES[planned.node.stage].headline(artifact.manifest.summary))
         took = whole(duration(artifact.manifest.duration_seconds))
         who = f"{made_by(conductor, name, links)}, {took}"
     key = f"`{planned.key[:KEY_DIGITS]}`"

@@ -13,12 +13,11 @@ from urllib.parse import urlencode
 
 from flows.execution.executor import Conductor, NodeOutcome
 from flows.execution.terminal import KEY_DIGITS, duration
-from flows.pages.charts import HAVE_CHARTS, drawn
+from flows.pages.charts import drawn
 from flows.pages.markdown import bar, cell, code, linked, table, whole, without_code_blocks
 from ratchet.config.run import RunConfig, Section
-from ratchet.pipeline.dag import STAGES
 from ratchet.pipeline.plan import PlannedNode, changes
-from ratchet.report.headlines import headline
+from ratchet.pipeline.stages import STAGES
 from ratchet.store.manifest import Manifest
 from ratchet.store.runs import NodeState, log_file
 from ratchet.store.store import Artifact
@@ -84,28 +83,18 @@ def _how(outcome: NodeOutcome, artifact: Artifact, links: Links) -> str:
 
 def _bars(artifact: Artifact) -> list[str]:
     """Accuracies as bars, for stages that compare some."""
-    summary, stage = artifact.manifest.summary, artifact.manifest.stage
-    if stage == "benchmark":
-        shares = {name: figures["strict"] for name, figures in summary["formats"].items()}
-    elif stage == "evaluate":
-        shares = {
-            f"{name}, {decoding}": figures["strict"]
-            for name, decodings in summary["benchmarks"].items()
-            for decoding, figures in decodings.items()
-        }
-    else:
+    shares = STAGES[artifact.manifest.stage].shares
+    if shares is None:
         return []
-    rows = [(cell(name), bar(share)) for name, share in shares.items()]
-    return table(("format" if stage == "benchmark" else "benchmark", "strictly right"), rows)
+    found = shares(artifact.manifest.summary)
+    return table(("", "strictly right"), [(cell(name), bar(one)) for name, one in found.items()])
 
 
 def plots(conductor: Conductor, planned: PlannedNode) -> list[str]:
     """Lines that show a stage's plots."""
-    names = [planned.node.name]
-    if planned.node.stage == "compare":
-        names.append("warmstart")  # it names an arm
-    present = {one.node.name for one in conductor.plan.nodes}
-    found = {name: conductor.artifact(name) for name in names if name in present}
+    names = {planned.node.name, "warmstart"}  # the warm start names an arm
+    present = (one.node.name for one in conductor.plan.nodes if one.node.name in names)
+    found = {name: conductor.artifact(name) for name in present}
     # A control's node, `grpo.random-reward`, is drawn as the run's own.
     inputs = {name.partition(".")[0]: item for name, item in found.items() if item}
     return drawn(planned.node.stage, inputs)
@@ -115,7 +104,7 @@ def _plots(
     conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome, links: Links
 ) -> list[str]:
     """A stage's plots; of a reused one only if its maker's page, which has them, is gone."""
-    if planned.node.stage not in HAVE_CHARTS:
+    if not STAGES[planned.node.stage].charts:
         return []
     maker = links.maker(conductor.artifact(planned.node.name))
     if outcome.state is NodeState.DONE or maker is None:
@@ -164,7 +153,7 @@ def _made_from(conductor: Conductor, inputs: Mapping[str, str], links: Links) ->
             (
                 role,
                 linked(whole(f"{above.node.stage}/{above.key[:KEY_DIGITS]}"), link),
-                cell(headline(above.node.stage, summary)),
+                cell(STAGES[above.node.stage].headline(summary)),
                 made_by(conductor, name, links),
             )
         )
@@ -200,7 +189,7 @@ def node_page(
         manifest = artifact.manifest
         if not outcome.ok:
             lines += [f"**{outcome.state}**: {outcome.message}", ""]
-        if first := headline(node.stage, manifest.summary):
+        if first := STAGES[node.stage].headline(manifest.summary):
             lines += [f"## {first}", ""]
         lines += [_how(outcome, artifact, links), "", *_bars(artifact)]
         lines += _words(manifest)

@@ -1,6 +1,7 @@
 """The table that a stage shows in the Prefect UI: what its page says in words, to search and sort.
 
-Stages that write a table of figures show that one, the others every figure of their summary.
+Stages name a table of figures that they write, or rows; the others show every figure of their
+summary.
 """
 
 from __future__ import annotations
@@ -8,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ratchet.pipeline.stage import Row
+from ratchet.pipeline.stages import STAGES
 from ratchet.store.store import Artifact
-
-Row = dict[str, Any]
 
 MAX_STEPS = 200
 """Training steps shown, evenly spread."""
@@ -20,15 +21,6 @@ TRAINING_COLUMNS = (
     "dropped_share", "effective_sample_share", "grad_norm", "tokens_per_second", "step_seconds",
 )  # fmt: skip
 """Of the metrics table, besides each reward's mean; a run may lack some."""
-STORED = {
-    "benchmark": "benchmark",
-    "compare": "comparison",
-    "warmstart_sft": "metrics",
-    "warmstart_opd": "metrics",
-    "audit": "audit",
-    "grpo": "metrics",
-}
-"""Stage → its table of figures."""
 
 
 def _rounded(value: Any) -> Any:
@@ -55,25 +47,13 @@ def _training(rows: Sequence[Row]) -> list[Row]:
     return [{name: _rounded(row[name]) for name in columns} for row in rows[::every]]
 
 
-def _evaluation(benchmarks: dict[str, dict[str, Row]]) -> list[Row]:
-    """A row per benchmark and decoding, shares of each verdict included."""
-    return [
-        {"benchmark": benchmark, "decoding": decoding}
-        | {name: _rounded(value) for name, value in figures.items() if name != "status_rates"}
-        | {f"verdict {name}": _rounded(value) for name, value in figures["status_rates"].items()}
-        for benchmark, decodings in benchmarks.items()
-        for decoding, figures in decodings.items()
-    ]
-
-
 def stage_table(artifact: Artifact) -> list[Row]:
     """The rows that a stage shows."""
-    stage, summary = artifact.manifest.stage, artifact.manifest.summary
-    if stage == "evaluate":
-        return _evaluation(summary["benchmarks"])
-    if stage not in STORED:
-        return list(_flat(summary))
-    rows: list[Row] = artifact.table(STORED[stage]).to_pylist()
-    if STORED[stage] == "metrics":
+    manifest = artifact.manifest
+    shown = STAGES[manifest.stage].table
+    if shown is None:
+        return list(_flat(manifest.summary))
+    rows = artifact.table(shown).to_pylist() if isinstance(shown, str) else shown(manifest.summary)
+    if shown == "metrics":
         return _training(rows)
     return [{name: _rounded(value) for name, value in row.items()} for row in rows]

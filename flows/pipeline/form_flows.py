@@ -22,8 +22,8 @@ from prefect.states import Failed
 from flows.pipeline import forms
 from flows.pipeline.flow import conduct
 from ratchet.errors import UserError
-from ratchet.pipeline.dag import STAGES
 from ratchet.pipeline.request import prepare, prepare_stage
+from ratchet.pipeline.stages import STAGES
 from ratchet.store.runs import RunRecord, all_runs
 from ratchet.store.store import Store
 

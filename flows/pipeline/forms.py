@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ratchet.config.presets import preset_names
 from ratchet.config.run import RunConfig, Section
-from ratchet.pipeline.dag import STAGES
 from ratchet.pipeline.request import Request
+from ratchet.pipeline.stages import STAGES
 
 Preset = StrEnum("Preset", {name: name for name in preset_names()})  # type: ignore[misc]
 """The shipped presets, as a choice."""
@@ -29,30 +29,6 @@ DEMO = Preset("demo")
 
 StageName = StrEnum("StageName", {name: name for name in STAGES})  # type: ignore[misc]
 """The stages, as a choice."""
-
-OWN_SECTION = {
-    "model": "model",
-    "questions": "questions",
-    "decontaminate": "decontaminate",
-    "benchmark": "benchmark",
-    "presample": "presample",
-    "score": "rewards",
-    "rollouts": "rollouts",
-    "filter": "filter",
-    "headroom": "headroom",
-    "warmstart_sft": "sft",
-    "warmstart_opd": "opd",
-    "audit": "audit",
-    "grpo": "grpo",
-    "evaluate": "evaluate",
-}
-"""Section whose fields a stage's form shows; the other stages have none of their own."""
-
-IMPLIED = {
-    "warmstart_sft": 'warmstart.method="sft"',
-    "warmstart_opd": 'warmstart.method="opd"',
-}
-"""What asking for a stage says by itself."""
 
 ACRONYMS = {"grpo": "GRPO", "opd": "OPD", "sft": "SFT", "k": "k", "kl": "KL"}
 PLAIN = (str, int, float, bool)
@@ -82,9 +58,10 @@ def _is_plain(annotation: Any) -> bool:
 def change_model(stage: str) -> type[Change] | None:
     """The stage's own settings, each optional and empty; None when it has none that a form can
     show."""
-    if stage not in OWN_SECTION:
+    own = STAGES[stage].own_section
+    if own is None:
         return None
-    section = RunConfig.model_fields[OWN_SECTION[stage]].annotation
+    section = RunConfig.model_fields[own].annotation
     assert isinstance(section, type) and issubclass(section, Section)
     fields: dict[str, Any] = {}
     for position, (name, field) in enumerate(section.model_fields.items()):
@@ -105,7 +82,7 @@ def change_model(stage: str) -> type[Change] | None:
     if not fields:
         return None
     made = create_model(f"Change_{stage}", __base__=Change, **fields)
-    made.model_config["title"] = f"Settings of '{OWN_SECTION[stage]}'"
+    made.model_config["title"] = f"Settings of '{own}'"
     return made
 
 
@@ -113,9 +90,9 @@ def assignments(stage: str, change: Change | None) -> list[str]:
     """What was filled in, as `--set` takes it."""
     values = {} if change is None else change.model_dump(mode="json")
     return [
-        *([IMPLIED[stage]] if stage in IMPLIED else []),
+        *STAGES[stage].implied,
         *(
-            f"{OWN_SECTION[stage]}.{name}={json.dumps(value)}"
+            f"{STAGES[stage].own_section}.{name}={json.dumps(value)}"
             for name, value in values.items()
             if value not in (None, "")
         ),

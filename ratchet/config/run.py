@@ -3,7 +3,7 @@
 `RunConfig` is a tree of frozen models; the line under a field is its description, shown by the
 command line and by the form in the Prefect UI. Presets (`ratchet/presets/*.toml`) fill the tree;
 `ratchet.config.load` reads them, applies `--set` and words the errors. A stage gets exactly the
-sections that `ratchet.pipeline.dag` declares for it, so a setting outside them can't change its
+sections that `ratchet.pipeline.stages` declares for it, so a setting outside them can't change its
 result.
 """
 

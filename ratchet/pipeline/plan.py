@@ -9,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ratchet import prompts
 from ratchet.config.run import RunConfig
-from ratchet.pipeline.dag import STAGES, Node, ancestors, nodes
+from ratchet.pipeline.dag import ancestors, nodes
+from ratchet.pipeline.stage import Node, Stage
+from ratchet.pipeline.stages import STAGES
+from ratchet.rewards import functions as rewards
 from ratchet.store.code import code_version
 from ratchet.store.keys import artifact_key
 from ratchet.store.runs import RunRecord
@@ -48,34 +52,12 @@ class Plan:
         return [planned for planned in self.nodes if planned.node.name in wanted]
 
 
-def _fingerprints(node: Node, config: RunConfig) -> dict[str, str]:
+def _fingerprints(stage: Stage, node: Node, config: RunConfig) -> dict[str, str]:
     """Hashes of what a node's sections point at outside the store."""
-    from ratchet import prompts
-    from ratchet.models import check as model_check
-    from ratchet.questions import load
-    from ratchet.report import templates
-    from ratchet.rewards import functions as rewards
-    from ratchet.rollouts import files as rollout_files
-
-    sections = STAGES[node.stage].sections
-    found: dict[str, str] = {}
-    if node.stage == "model":
-        found["model"] = model_check.fingerprint(config.model)
-    if node.stage == "questions":
-        roles = ("train", "warmup", "dev", "test")
-        for role in roles:
-            for index, source in enumerate(getattr(config.questions, role)):
-                found[f"{role}.{index}"] = load.fingerprint(source)
-    if node.stage == "benchmark":
-        for prompt_format in config.benchmark.formats:
-            found[f"prompt.{prompt_format}"] = prompts.fingerprint(prompt_format)
-    if node.stage == "rollouts" and not node.given:
-        found["rollouts"] = rollout_files.fingerprint(config.rollouts)
-    if node.stage == "report":
-        found["page"] = templates.fingerprint()
-    if "rewards" in sections:
+    found = stage.outside(config, node)
+    if "rewards" in stage.sections:
         found |= rewards.fingerprints(config.rewards.weights)
-    if "prompt" in sections:
+    if "prompt" in stage.sections:
         found["prompt"] = prompts.fingerprint(config.prompt.format)
     return found
 
@@ -163,7 +145,7 @@ def make_plan(
         own = node.config(config)
         whole = own.model_dump(mode="json", include=set(stage.sections))
         sections = {name: whole[name] for name in stage.sections}
-        prints = _fingerprints(node, own)
+        prints = _fingerprints(stage, node, own)
         code = code_version(stage.module)
         inputs = {role: keys[name] for role, name in node.inputs.items()}
         inputs |= {role: given for role, (_, given) in node.given.items()}

@@ -67,7 +67,7 @@ def resolve(request: Request, store: Store) -> tuple[RunConfig, RunRecord | None
 def _checked(config: RunConfig, store: Store) -> RunConfig:
     """The configuration with `rollouts.path` resolved in the store; UserError when what it names or
     the model can't be used."""
-    from ratchet.pipeline.dag import logged_by
+    from ratchet.pipeline.stages import logged_by
     from ratchet.rollouts.files import resolve as resolve_rollouts
     from ratchet.rollouts.rows import open_source
 

@@ -1,7 +1,7 @@
 """Everything the page shows, read once from the artifacts of a run.
 
-The artifacts come by node name, in the order of the pipeline. Stages a run may lack (benchmark,
-warm start) leave empty lists.
+The artifacts come by node name, in the order of the pipeline. What a run lacks (a benchmark, a warm
+start) is empty, and so is what isn't given where a single stage's figures are drawn.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ratchet.config.run import GuardConfig
@@ -29,7 +30,7 @@ class Gathered:
     """A run as data."""
 
     run_id: str
-    manifests: dict[str, Manifest]
+    inputs: Mapping[str, Artifact]
     """By node, in pipeline order."""
     compared: list[Row]
     """Rows of the comparison table."""
@@ -47,9 +48,21 @@ class Gathered:
     """What the benchmark says of the prompt formats."""
     warmstart_metrics: list[Row]
     grpo_metrics: list[Row]
-    ledger: list[Entry]
-    pass_rates: PassRates | None = None
-    """Before and after training; None where nothing was sampled after it."""
+
+    @cached_property
+    def manifests(self) -> dict[str, Manifest]:
+        """By node, in pipeline order."""
+        return {name: artifact.manifest for name, artifact in self.inputs.items()}
+
+    @cached_property
+    def ledger(self) -> list[Entry]:
+        """What the run's tokens were spent on."""
+        return ledger(self.inputs)
+
+    @cached_property
+    def pass_rates(self) -> PassRates | None:
+        """Before and after training; None where nothing was sampled after it."""
+        return pass_rates_of(self.inputs, self.arms)
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -104,24 +117,26 @@ class Gathered:
 
 
 def gather(inputs: Mapping[str, Artifact], run_id: str) -> Gathered:
-    """Read a run's artifacts (by node name)."""
-    compare, grpo = inputs["compare"], inputs["grpo"]
-    flips = compare.path("flips.jsonl").read_text(encoding="utf-8").splitlines()
-    logged = inputs.get("rollouts")
-    warm, measured = inputs.get("warmstart"), inputs.get("benchmark")
+    """Read a run's artifacts (by node name), or as many of them as there are."""
+
+    def rows(node: str, table: str) -> list[Row]:
+        return inputs[node].table(table).to_pylist() if node in inputs else []
+
+    def summary(node: str) -> Row:
+        return inputs[node].manifest.summary if node in inputs else {}
+
+    flips = inputs["compare"].path("flips.jsonl").read_text("utf-8") if "compare" in inputs else ""
     return Gathered(
         run_id=run_id,
-        manifests={name: artifact.manifest for name, artifact in inputs.items()},
-        compared=compare.table("comparison").to_pylist(),
-        summary=compare.manifest.summary,
-        flips=[json.loads(line) for line in flips],
-        selection=inputs["filter"].manifest.summary,
-        contaminated=inputs["decontaminate"].table("contaminated").to_pylist(),
-        rollouts=None if logged is None else logged.manifest.summary,
-        benchmark=[] if measured is None else measured.table("benchmark").to_pylist(),
-        benchmark_words=[] if measured is None else measured.manifest.summary["words"],
-        warmstart_metrics=[] if warm is None else warm.table("metrics").to_pylist(),
-        grpo_metrics=grpo.table("metrics").to_pylist(),
-        ledger=ledger(inputs),
-        pass_rates=pass_rates_of(inputs, compare.manifest.summary["arm_order"]),
+        inputs=inputs,
+        compared=rows("compare", "comparison"),
+        summary=summary("compare"),
+        flips=[json.loads(line) for line in flips.splitlines()],
+        selection=summary("filter"),
+        contaminated=rows("decontaminate", "contaminated"),
+        rollouts=summary("rollouts") or None,
+        benchmark=rows("benchmark", "benchmark"),
+        benchmark_words=summary("benchmark").get("words", []),
+        warmstart_metrics=rows("warmstart", "metrics"),
+        grpo_metrics=rows("grpo", "metrics"),
     )

@@ -1,15 +1,17 @@
 """The version of a stage's code: a hash of its module and of every module of ours it imports.
 
 Imports are followed statically, those inside functions included. Comments, docstrings and layout
-don't count, so rewording a comment reuses what exists. Modules whose effect reaches a stage by
-value only (configuration, store, command line, stage plumbing) are left out: what they decide
-is in the key already.
+don't count, so rewording a comment reuses what exists. What reaches a stage by value only
+(configuration, store, planning, a stage's process) is left out: what it decides is in the key
+already. `tests/ratchet/store/test_code.py` holds what counts for which stage, as a module that
+moves changes keys.
 """
 
 from __future__ import annotations
 
 import ast
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from ratchet.places import ROOT
@@ -17,31 +19,30 @@ from ratchet.store.keys import canonical_json, text_hash
 
 OURS = ("ratchet", "tasks")
 BY_VALUE = (
-    "ratchet.config.run",
-    "ratchet.config.base",
-    "ratchet.config.evaluate",
-    "ratchet.config.load",
-    "ratchet.config.training",
-    "ratchet.config.workers",
-    "ratchet.pipeline.dag",
+    "ratchet.config",
     "ratchet.errors",
-    "ratchet.pipeline.plan",
+    "ratchet.pipeline",
+    "ratchet.places",
     "ratchet.store",
-    "tasks.runtime.context",
-    "tasks.runtime.manifests",
-    "tasks.runtime.worker",
+    "tasks.runtime",
 )
+"""Packages and modules whose effect reaches a stage by value only."""
+COUNTED = ("ratchet.store.schemas",)
+"""Modules of those that count all the same: a table's columns are part of what a stage makes."""
 
 
 def _is_by_value(module: str) -> bool:
-    return any(module == name or module.startswith(name + ".") for name in BY_VALUE)
+    return module not in COUNTED and any(f"{module}.".startswith(f"{name}.") for name in BY_VALUE)
 
 
 def _source_file(module: str) -> Path | None:
-    """File of a module of ours; None for a name that is no module (an imported function).
+    """File of a module; None for a name that is no module (an imported function).
 
-    Found by path: asking the import system would import parent modules, torch and all.
+    Ours are found by path: asking the import system would import parent modules, torch and all.
     """
+    if module.split(".")[0] not in OURS:  # a stage of a user's own
+        spec = find_spec(module)
+        return None if spec is None or spec.origin is None else Path(spec.origin)
     path = ROOT.joinpath(*module.split("."))
     for file in (path.with_suffix(".py"), path / "__init__.py"):
         if file.is_file():
@@ -89,17 +90,24 @@ def _module_parts(module: str) -> tuple[str, frozenset[str]] | None:
 
 
 @cache
-def code_version(module: str) -> str:
-    """Version of the code behind `module`, 16 hexadecimal digits."""
+def covered(module: str) -> dict[str, str]:
+    """Hash by name of the modules that count for the code behind `module`."""
     hashes: dict[str, str] = {}
     todo = [module]
     while todo:
         name = todo.pop()
-        if name in hashes or _is_by_value(name):
+        # The top packages hold a version at most.
+        if name in hashes or name in OURS or _is_by_value(name):
             continue
         parts = _module_parts(name)
         if parts is None:
             continue
         hashes[name], imports = parts
         todo.extend(imports)
-    return text_hash(canonical_json(hashes))[:16]
+    assert module in hashes, f"there is no module {module}, or it reaches stages by value"
+    return hashes
+
+
+def code_version(module: str) -> str:
+    """Version of the code behind `module`, 16 hexadecimal digits."""
+    return text_hash(canonical_json(covered(module)))[:16]

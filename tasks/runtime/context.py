@@ -1,7 +1,7 @@
 """What a stage is handed and what it hands back.
 
 A stage module has one public function, `run(ctx, **sections) -> StageResult`: the keyword
-arguments are the configuration sections that `ratchet.pipeline.dag.STAGES` names for it, so its
+arguments are the configuration sections that `ratchet.pipeline.stages` names for it, so its
 signature says everything it can depend on. It reads `ctx.inputs`, writes under `ctx.out_dir` (or
 keeps unfinished state in `ctx.work_dir`, which outlives a crash) and returns its figures. The
 worker commits the artifact when `run` returns.

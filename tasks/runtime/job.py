@@ -27,6 +27,8 @@ class Job(Record):
     node: str
     stage: str
     key: str
+    run: str
+    """`module:function` of the stage."""
     sections: dict[str, Any]
     """Resolved configuration sections, as `RunConfig.model_dump(mode='json')` gives them."""
     fingerprints: dict[str, str]

@@ -14,7 +14,6 @@ for the next attempt. Nothing heavy is imported before the environment is set.
 from __future__ import annotations
 
 import faulthandler
-import importlib
 import json
 import os
 import sys
@@ -23,11 +22,11 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 from ratchet.config.run import RunConfig, Section
 from ratchet.errors import EXIT_USER_ERROR, UserError
-from ratchet.pipeline.dag import STAGES
 from ratchet.store.store import Artifact, Store
 from tasks.runtime.context import StageContext, StageResult
 from tasks.runtime.job import InputRef, Job
@@ -80,10 +79,10 @@ def redirect_output(log_file: Path) -> Emit:
 def _sections(job: Job) -> dict[str, Section]:
     """The job's configuration sections as the models that the stage expects."""
     found: dict[str, Section] = {}
-    for name in STAGES[job.stage].sections:
+    for name, values in job.sections.items():
         model = RunConfig.model_fields[name].annotation
         assert isinstance(model, type) and issubclass(model, Section)
-        found[name] = model.model_validate(job.sections[name])
+        found[name] = model.model_validate(values)
     return found
 
 
@@ -109,7 +108,7 @@ def _build(job: Job, store: Store, emit: Emit) -> Artifact:
 
     inputs = {role: _sound_input(store, role, ref) for role, ref in job.inputs.items()}
     started_at = time.time()
-    module = importlib.import_module(STAGES[job.stage].module)
+    run = resolve_name(job.run)
     with store.build(job.stage, job.key) as build:
         context = StageContext(
             node=job.node,
@@ -123,7 +122,7 @@ def _build(job: Job, store: Store, emit: Emit) -> Artifact:
             emit=emit,
         )
         os.chdir(build.work_dir)  # stray files of libraries go where they are cleaned up
-        result: StageResult = module.run(context, **_sections(job))
+        result: StageResult = run(context, **_sections(job))
         os.chdir(store.root)
         manifest = new_manifest(job, result, inputs, build.out_dir, started_at)
         return store.commit(build, manifest)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ratchet.pipeline.dag import STAGES
+from ratchet.pipeline.stages import STAGES
 from ratchet.store.code import code_version
 from ratchet.store.runs import log_file
 from ratchet.store.schemas import to_table, write_table
@@ -65,6 +65,7 @@ def filter_job(store: Store, inputs: dict[str, InputRef], **fields: Any) -> Job:
         "node": "filter",
         "stage": "filter",
         "key": FILTER_KEY,
+        "run": STAGES["filter"].run,
         "sections": {
             "filter": FilterConfig().model_dump(mode="json"),
             "grpo": GrpoConfig(group_size=4).model_dump(mode="json"),

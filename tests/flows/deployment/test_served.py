@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.pipeline.dag import STAGES
+from ratchet.pipeline.stages import STAGES
 from ratchet.store.runs import RunRecord, RunStatus, all_runs, load_run
 from ratchet.store.store import Store
 from tests.support.recorded_run import environment, record, run_arguments, start, states

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from flows.execution.executor import Conductor, NodeOutcome
-from flows.pages.charts import HAVE_CHARTS, MERMAID_CHARACTERS, WIDTH, charts, in_markdown
+from flows.pages.charts import MERMAID_CHARACTERS, WIDTH, charts, in_markdown
 from flows.pages.markdown import bar, code, without_code_blocks
 from flows.pages.run_page import run_page, summary_line, what_it_does
 from flows.pages.stage_page import Links, node_page, plots, verdict
 from flows.pages.tables import MAX_STEPS, stage_table
 from ratchet.config.load import load_config
+from ratchet.pipeline.stages import STAGES
 from ratchet.report.figures import Chart
-from ratchet.report.headlines import headline, label
 from ratchet.store.runs import NodeState, log_file
 from ratchet.store.store import Artifact, Store
 from tasks.runtime.launch import WorkerState
@@ -79,7 +79,7 @@ def test_the_comparison_names_the_warm_start_by_what_it_is(nodes: dict[str, Arti
 def test_stages_without_plots_draw_none(nodes: dict[str, Artifact]) -> None:
     for name, found in nodes.items():
         stage = found.manifest.stage
-        assert (charts(stage, {name: found}) == []) == (stage not in HAVE_CHARTS)
+        assert (charts(stage, {name: found}) == []) == (not STAGES[stage].charts)
 
 
 def test_a_plot_too_large_for_the_page_is_only_named() -> None:
@@ -139,15 +139,16 @@ def test_long_training_is_thinned_evenly(tmp_path: Path) -> None:
 
 
 def test_figures_that_are_missing_are_left_out() -> None:
-    assert headline("presample", {}) == "" and label("grpo", {"strict_first": None}) == ""
+    presample, benchmark = STAGES["presample"], STAGES["benchmark"]
+    assert presample.headline({}) == "" and STAGES["grpo"].label({"strict_first": None}) == ""
     summary = {"num_completions": 3184, "tokens_per_second": None}
-    assert headline("presample", summary) == "3,184 completions"
-    assert label("presample", summary) == "3,184 completions"
+    assert presample.headline(summary) == "3,184 completions"
+    assert presample.label(summary) == "3,184 completions"
     formats = {"tags": {"strict": 0.25}, "boxed": {"strict": 0.5}}
-    assert headline("benchmark", {"formats": formats}) == "strict tags 25.0%, boxed 50.0%"
-    assert label("benchmark", {"formats": formats}) == "boxed 50.0%"
+    assert benchmark.headline({"formats": formats}) == "strict tags 25.0%, boxed 50.0%"
+    assert benchmark.label({"formats": formats}) == "boxed 50.0%"
     many = formats | {f"tags + {word}": {"strict": 0.1} for word in ("a", "b", "c")}
-    assert headline("benchmark", {"formats": many}) == "strict boxed 50.0%, the best of 5"
+    assert benchmark.headline({"formats": many}) == "strict boxed 50.0%, the best of 5"
 
 
 def test_links_lead_to_the_maker_that_the_server_knows(tmp_path: Path) -> None:
@@ -271,7 +272,7 @@ def test_the_lineage_draws_every_stage_and_each_line_once(tmp_path: Path) -> Non
 def test_a_page_that_lacks_a_figure_is_told_and_a_fault_of_ours_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from flows.pages.stage_page import publish
+    from flows.pages import publish
 
     told: list[str] = []
 

@@ -11,7 +11,9 @@ from ratchet.config.load import build_config, from_record, load_config
 from ratchet.config.presets import preset_gist, preset_names
 from ratchet.config.run import RunConfig, SourceConfig
 from ratchet.errors import UserError
-from ratchet.pipeline.dag import STAGES, Node, ancestors, descendants, nodes, nodes_named
+from ratchet.pipeline.dag import ancestors, descendants, nodes, nodes_named
+from ratchet.pipeline.stage import Node
+from ratchet.pipeline.stages import STAGES
 
 MINIMAL = {"questions": {"train": [{"kind": "symbolic"}], "test": [{"kind": "symbolic"}]}}
 

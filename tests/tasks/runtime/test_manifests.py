@@ -24,6 +24,7 @@ def job(store: Store, key: str, stage: str = "score") -> Job:
         node="score",
         stage=stage,
         key=key,
+        run="tasks.stages.score:run",
         sections={"prompt": {"format": "tags"}},
         fingerprints={"prompt": "f"},
         code_version="c",
