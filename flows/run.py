@@ -1,8 +1,7 @@
-"""Carries out a recorded run: `python -m flows.run --store PATH --run RUN_ID`.
+"""Carries out a recorded run in this process: what `ratchet run` and `ratchet stage` end in.
 
-`ratchet run` and `ratchet stage` write the record and start this. Exit code 0 when the targets
-are there, 2 when the user can fix what stopped it, 1 for a crash or a failed audit, 130 after
-Ctrl-C.
+Exit code 0 when the targets are there, 2 when the user can fix what stopped it, 1 for a crash or a
+failed audit, 130 after Ctrl-C.
 
 **When everything exists already and no Prefect server runs, Prefect is left out.** Importing it
 and starting a server costs 6 s on two idle cores and up to 25 s on busy ones, to record that no
@@ -17,16 +16,14 @@ doesn't end with this terminal. `--here` keeps it in this process, with this ter
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from flows.deployment.handover import EXIT_INTERRUPTED, find_serving, flow_name, hand_over
+from flows.deployment.handover import find_serving, flow_name, hand_over
 from flows.execution.executor import EXIT_CODES, Conductor
 from flows.server import server, settings
-from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from ratchet.store.runs import run_folder
 from ratchet.store.store import Store
 from tasks.runtime.launch import WorkerState
@@ -98,23 +95,7 @@ def run(conductor: Conductor, *, here: bool = False) -> int:
         raise
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Entry point; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.run", description=__doc__)
-    parser.add_argument("--store", type=Path, required=True, help="folder of the store")
-    parser.add_argument("--run", required=True, help="id of a recorded run")
-    parser.add_argument("--here", action="store_true", help="run it in this process")
-    options = parser.parse_args(arguments)
-    try:
-        settings.apply()
-        conductor = Conductor(Store(options.store.absolute()), options.run)
-        return run(conductor, here=options.here)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def carry_out_recorded(store: Path, run_id: str, *, here: bool = False) -> int:
+    """Carry out the run of that id in the store; the exit code."""
+    settings.apply()
+    return run(Conductor(Store(store), run_id), here=here)

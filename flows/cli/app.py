@@ -1,31 +1,30 @@
 """The command line: `ratchet --help`.
 
 Commands check everything they can before they start anything, print one line for a mistake and
-exit with 2. They start quickly because nothing heavy is imported here: flows run in a process of
-their own (`python -m flows.run`), which also keeps this package free of imports from above.
+exit with 2. They start quickly because nothing heavy is imported until a command is about to do
+what needs it: Prefect, torch and engines are loaded inside the functions that call them.
 """
 
 from __future__ import annotations
 
 import shlex
-import signal
-import subprocess
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli import audit as cli_audit
-from flows.cli import benchmark as cli_benchmark
-from flows.cli import browse as cli_browse
-from flows.cli import compare as cli_compare
-from flows.cli import export as cli_export
-from flows.cli import resample as cli_redraw
-from flows.cli import training as cli_training
-from flows.cli import verify as cli_verify
-from ratchet.errors import EXIT_USER_ERROR, UserError
-from ratchet.pipeline import request as cli_plan
+from flows.cli import audit as audit_words
+from flows.cli import benchmark as benchmark_words
+from flows.cli import browse, compare, export, resample, training, verify
+from flows.cli import plan as plan_words
+from flows.cli.browse import DEFAULT_STORE, StoreOption
+from ratchet import __version__
+from ratchet.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
+from ratchet.pipeline.request import Request, prepare, prepare_stage
+
+if TYPE_CHECKING:
+    from ratchet.store.runs import RunRecord
 
 app = typer.Typer(
     help="Make a small language model verifiably better at maths.",
@@ -34,12 +33,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-cli_browse.register(app)
-cli_compare.register(app)
-cli_export.register(app)
-cli_redraw.register(app)
-cli_training.register(app)
-cli_verify.register(app)
+for module in (browse, compare, export, resample, training, verify):
+    module.register(app)
 
 PresetOption = Annotated[
     str | None,
@@ -62,7 +57,6 @@ DataOption = Annotated[
         "place of the hub.",
     ),
 ]
-StoreOption = cli_browse.StoreOption
 HereOption = Annotated[
     bool,
     typer.Option(
@@ -71,6 +65,24 @@ HereOption = Annotated[
         "run it.",
     ),
 ]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def _ratchet(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    """Make a small language model verifiably better at maths."""
 
 
 @app.command()
@@ -83,17 +95,17 @@ def run(
         list[str] | None, typer.Option(metavar="STAGE", help="Make this stage anew; repeatable.")
     ] = None,
     data: DataOption = None,
-    store: StoreOption = cli_browse.DEFAULT_STORE,
+    store: StoreOption = DEFAULT_STORE,
     here: HereOption = False,
 ) -> None:
     """Run the whole pipeline: from questions to the report.
 
     What exists already is reused, so the same command continues a run that was interrupted.
     """
-    request = cli_plan.Request(preset, from_run, assignments or [], name, data, store)
-    record = cli_plan.prepare(request, targets=[], force=force or [], command=_command())
-    cli_browse.tell_base(store, record)
-    _start_flow(store, record.run_id, here)
+    request = Request(preset, from_run, assignments or [], name, data, store)
+    record = prepare(request, targets=[], force=force or [], command=_command())
+    browse.tell_base(store, record)
+    raise typer.Exit(_start(store, record, here=here))
 
 
 @app.command()
@@ -113,17 +125,17 @@ def stage(
         bool, typer.Option("--downstream", help="Then run everything that depends on it.")
     ] = False,
     data: DataOption = None,
-    store: StoreOption = cli_browse.DEFAULT_STORE,
+    store: StoreOption = DEFAULT_STORE,
     here: HereOption = False,
 ) -> None:
     """Run one stage of an earlier run, with other settings if you like.
 
     What lies above it is reused; a setting that would change something above is refused.
     """
-    request = cli_plan.Request(None, from_run, assignments or [], None, data, store)
-    record = cli_plan.prepare_stage(request, stage_name, force, downstream, _command())
-    cli_browse.tell_base(store, record)
-    _start_flow(store, record.run_id, here)
+    request = Request(None, from_run, assignments or [], None, data, store)
+    record = prepare_stage(request, stage_name, force, downstream, _command())
+    browse.tell_base(store, record)
+    raise typer.Exit(_start(store, record, here=here))
 
 
 @app.command()
@@ -135,17 +147,17 @@ def benchmark(
         bool, typer.Option("--force", help="Measure again even if it was done.")
     ] = False,
     data: DataOption = None,
-    store: StoreOption = cli_browse.DEFAULT_STORE,
+    store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Measure prompt formats, thinking and decoding of a model; trains nothing.
 
     Set benchmark.formats, .thinking, .decoding, .role, .source and .limit, and model.path for
     another model.
     """
-    request = cli_plan.Request(preset, from_run, assignments or [], None, data, store)
-    record = cli_benchmark.prepare_benchmark(request, force=force, command=_command())
-    code = _run_module("flows.run", "--store", str(store.absolute()), "--run", record.run_id)
-    cli_benchmark.show_benchmark(store, record)
+    request = Request(preset, from_run, assignments or [], None, data, store)
+    record = benchmark_words.prepare_benchmark(request, force=force, command=_command())
+    code = _start(store, record)
+    benchmark_words.show_benchmark(store, record)
     raise typer.Exit(code)
 
 
@@ -155,12 +167,18 @@ def plan(
     from_run: FromOption = None,
     assignments: SetOption = None,
     data: DataOption = None,
-    store: StoreOption = cli_browse.DEFAULT_STORE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    store: StoreOption = DEFAULT_STORE,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Print every setting instead, as it is resolved.")
+    ] = False,
+    as_json: browse.JsonOption = False,
 ) -> None:
     """Show what a run would do: what is reused, what runs, and why. Starts nothing."""
-    request = cli_plan.Request(preset, from_run, assignments or [], None, data, store)
-    cli_plan.show(request, as_json)
+    request = Request(preset, from_run, assignments or [], None, data, store)
+    if settings:
+        plan_words.show_settings(request)
+    else:
+        plan_words.show(request, as_json)
 
 
 @app.command("audit-sync")
@@ -169,31 +187,33 @@ def audit_sync(
     from_run: FromOption = None,
     assignments: SetOption = None,
     mode: Annotated[
-        cli_audit.Mode | None, typer.Option(help="How weights are synced; else as configured.")
+        audit_words.Mode | None, typer.Option(help="How weights are synced; else as configured.")
     ] = None,
     server: Annotated[
         bool, typer.Option("--server", help="Sample from a vLLM server, not beside the trainer.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Audit again even if one exists.")] = False,
     data: DataOption = None,
-    store: StoreOption = cli_browse.DEFAULT_STORE,
+    store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Prove that sampler and trainer are one policy, or say why they aren't.
 
     Takes the model that GRPO would start from if the run has made it, else the start model. Exit
     code 1 when the audit fails.
     """
-    request = cli_plan.Request(preset, from_run, assignments or [], None, data, store)
-    record = cli_audit.prepare_audit(request, mode, server=server, force=force, command=_command())
-    code = _run_module("flows.run", "--store", str(store.absolute()), "--run", record.run_id)
-    cli_audit.show_audit(request, record)
+    request = Request(preset, from_run, assignments or [], None, data, store)
+    record = audit_words.prepare_audit(
+        request, mode, server=server, force=force, command=_command()
+    )
+    code = _start(store, record)
+    audit_words.show_audit(request, record)
     raise typer.Exit(code)
 
 
 @app.command()
 def presets() -> None:
     """List the shipped presets."""
-    from ratchet.config.load import preset_gist, preset_names
+    from ratchet.config.presets import preset_gist, preset_names
 
     names = preset_names()
     width = max(map(len, names))
@@ -204,10 +224,12 @@ def presets() -> None:
 @app.command()
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect server.")] = 4200,
-    store: StoreOption = cli_browse.DEFAULT_STORE,
+    store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Start the Prefect UI on this machine; Ctrl-C stops it."""
-    _start_module("flows.deployment.ui", "--port", str(port), "--store", str(store.absolute()))
+    from flows.deployment.ui import ui as serve_until_stopped
+
+    raise typer.Exit(serve_until_stopped(port, store.absolute()))
 
 
 def _command() -> str:
@@ -215,32 +237,20 @@ def _command() -> str:
     return shlex.join(["ratchet", *sys.argv[1:]])
 
 
-def _start_flow(store: Path, run_id: str, here: bool) -> None:
-    """Carry out a recorded run in its own process and exit as it does."""
-    arguments = ["--store", str(store.absolute()), "--run", run_id]
-    _start_module("flows.run", *arguments, *(["--here"] if here else []))
+def _start(store: Path, record: RunRecord, *, here: bool = False) -> int:
+    """Say where the store is and carry out the run that was recorded there; the exit code."""
+    print(f"store: {store.absolute()}", flush=True)
+    return carry_out(store, record.run_id, here=here)
 
 
-def _start_module(module: str, *arguments: str) -> None:
-    """Run one of our modules in its own process and exit with its code.
+def carry_out(store: Path, run_id: str, *, here: bool = False) -> int:
+    """Carry out a recorded run; the exit code."""
+    try:
+        from flows.run import carry_out_recorded
 
-    Ctrl-C reaches the child too (same process group), SIGTERM is passed on; we wait for it to
-    clean up.
-    """
-    raise typer.Exit(_run_module(module, *arguments))
-
-
-def _run_module(module: str, *arguments: str) -> int:
-    """See `_start_module`; the exit code."""
-    process = subprocess.Popen([sys.executable, "-P", "-m", module, *arguments])
-    signal.signal(signal.SIGTERM, lambda *_: process.terminate())
-    while True:
-        try:
-            code = process.wait()
-            break
-        except KeyboardInterrupt:
-            continue
-    return code if code >= 0 else 128 - code
+        return carry_out_recorded(store.absolute(), run_id, here=here)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
 
 
 def main() -> None:
@@ -250,3 +260,7 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+
+
+if __name__ == "__main__":
+    main()

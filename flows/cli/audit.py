@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.diagnostics.audit_rows import worst_rows
 from ratchet.errors import UserError
-from ratchet.pipeline import request as cli_plan
+from ratchet.pipeline.request import Request, open_store, record_measurement, resolve
 
 if TYPE_CHECKING:
     from ratchet.config.run import RunConfig
@@ -32,14 +32,14 @@ class Mode(StrEnum):
 
 
 def prepare_audit(
-    request: cli_plan.Request, mode: Mode | None, *, server: bool, force: bool, command: str
+    request: Request, mode: Mode | None, *, server: bool, force: bool, command: str
 ) -> RunRecord:
     """Check an audit and write the record of its run. UserError where there is nothing to audit."""
-    store = cli_plan.open_store(request.store)
+    store = open_store(request.store)
     wanted = ["audit.preflight=true"]
     wanted += [] if mode is None else [f'audit.sync="{mode}"']
     wanted += ['audit.vllm_mode="server"'] if server else []
-    config, previous = cli_plan.resolve(_with(request, wanted), store)
+    config, previous = resolve(_with(request, wanted), store)
     if config.sampler.engine != "vllm":
         raise UserError(
             "the trainer's own weights do the sampling (sampler.engine = 'transformers'), so there "
@@ -48,11 +48,11 @@ def prepare_audit(
     if mode is Mode.ADAPTER and not config.grpo.lora.enabled:
         raise UserError("--mode adapter needs an adapter: set grpo.lora.enabled = true")
     if not _policy_is_there(config, store):
-        config, previous = cli_plan.resolve(_with(request, wanted + START_MODEL), store)
-    return cli_plan.record_measurement(config, previous, store, AUDIT, force, command)
+        config, previous = resolve(_with(request, wanted + START_MODEL), store)
+    return record_measurement(config, previous, store, AUDIT, force, command)
 
 
-def _with(request: cli_plan.Request, further: list[str]) -> cli_plan.Request:
+def _with(request: Request, further: list[str]) -> Request:
     from dataclasses import replace
 
     return replace(request, assignments=[*request.assignments, *further])
@@ -71,7 +71,7 @@ def _policy_is_there(config: RunConfig, store: Store) -> bool:
     )
 
 
-def show_audit(request: cli_plan.Request, record: RunRecord) -> None:
+def show_audit(request: Request, record: RunRecord) -> None:
     """Print what the audit found, if it got as far as an artifact."""
     from ratchet.store.store import Store
 

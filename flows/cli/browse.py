@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ratchet.errors import UserError
+from ratchet.pipeline.request import open_store
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -45,17 +46,6 @@ def register(app: typer.Typer) -> None:
     app.command()(report)
 
 
-def open_store(path: Path) -> Store:
-    from ratchet.store.store import Store
-
-    if not path.is_dir():
-        raise UserError(
-            f"there is no store at {path.absolute()}: run from the project's folder, name it with "
-            "--store, or make one with `ratchet run --preset demo`"
-        )
-    return Store(path.absolute())
-
-
 def runs(
     store: StoreOption = DEFAULT_STORE,
     limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
@@ -64,7 +54,7 @@ def runs(
     """List the runs in the store, newest first."""
     from ratchet.store.runs import all_runs
 
-    opened = open_store(store)
+    opened = open_store(store, must_exist=True)
     found = all_runs(opened)[:limit]
     if as_json:
         print(json.dumps([run.model_dump(mode="json", exclude={"config"}) for run in found]))
@@ -127,7 +117,7 @@ def show(ref: RefArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOpti
     from ratchet.store.lineage import find_artifact, names_a_run
     from ratchet.store.runs import load_run
 
-    opened = open_store(store)
+    opened = open_store(store, must_exist=True)
     if names_a_run(opened, ref):
         _show_run(opened, load_run(opened, ref), as_json)
     else:
@@ -190,7 +180,7 @@ def tell_base(store: Path, record: RunRecord) -> None:
 
     if record.based_on is None:
         return
-    opened = open_store(store)
+    opened = open_store(store, must_exist=True)
     base = load_run(opened, record.based_on)
     if base.status is RunStatus.COMPLETED:
         return
@@ -283,7 +273,7 @@ def lineage(
     from ratchet.store.lineage import ancestry, find_artifact, names_a_run
     from ratchet.store.runs import load_run
 
-    opened = open_store(store)
+    opened = open_store(store, must_exist=True)
     if names_a_run(opened, ref):
         run = load_run(opened, ref)
         made = [node for node in run.nodes.values() if opened.find(node.stage, node.key)]
@@ -329,4 +319,6 @@ def report(
     """Print where a run's report lies; open it in a browser."""
     from ratchet.store.lineage import find_artifact
 
-    print(find_artifact(open_store(store), f"{run_ref}/report").path("report.html"))
+    print(
+        find_artifact(open_store(store, must_exist=True), f"{run_ref}/report").path("report.html")
+    )

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, JsonOption, StoreOption, open_store
+from flows.cli.browse import DEFAULT_STORE, JsonOption, StoreOption
 from ratchet.errors import UserError
+from ratchet.pipeline.request import open_store
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -129,7 +130,7 @@ def compare(
     """Compare two models question by question: B against A, with what changed."""
     from ratchet.evaluation.judgement import judge_arms, price_of
 
-    opened = open_store(store)
+    opened = open_store(store, must_exist=True)
     first, second = matching(opened, a, b)
     arms = {a: first, b: second}
     settings = first.manifest.config["evaluate"]

@@ -1,20 +1,18 @@
 """The command `export`: a trained model as a Hugging Face folder with a model card.
 
-What can be checked without torch is checked here; the work is done by `tasks.commands.export` in a
-process of its own.
+What can be checked without torch is checked here, before `tasks.commands.export` loads it.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, StoreOption, open_store
+from flows.cli.browse import DEFAULT_STORE, StoreOption
 from ratchet.errors import UserError
+from ratchet.pipeline.request import open_store
 
 if TYPE_CHECKING:
     from ratchet.store.store import Artifact, Store
@@ -51,11 +49,20 @@ def export(
     store: StoreOption = DEFAULT_STORE,
 ) -> None:
     """Write a trained model as a Hugging Face folder, loaded again and compared, with its card."""
-    opened = open_store(store)
+    opened = open_store(store, must_exist=True)
     found = trained_model(opened, ref)
     if to.exists() and (not to.is_dir() or any(to.iterdir())):
         raise UserError(f"--to {to} is in use: name a new or empty folder")
-    command = [sys.executable, "-P", "-m", "tasks.commands.export", "--store", str(opened.root)]
-    command += ["--artifact", found.ref, "--to", str(to.absolute())]
-    code = subprocess.run([*command, "--adapter"] if adapter else command, check=False).returncode
-    raise typer.Exit(code if code >= 0 else 128 - code)
+    from tasks.runtime.worker import set_environment
+
+    set_environment()
+    from transformers.utils import logging
+
+    from tasks.commands.export import export as write_model
+
+    logging.disable_progress_bar()
+    check = write_model(opened, found.ref, to.absolute(), adapter=adapter)
+    print(
+        f"{to.absolute()}: loaded again, {check.mean_difference:.1e} nats per token from the "
+        f"trained model over {check.num_tokens:,} tokens"
+    )

@@ -1,30 +1,27 @@
-"""The command `redraw`: one completion of a presample, drawn again.
+"""The command `resample`: one completion of a presample, drawn again.
 
-What can be checked without torch is checked here; the work is done by `tasks.commands.resample` in
-a process of its own, which prints events.
+What can be checked without torch is checked here, before `tasks.commands.resample` loads it.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
-from pathlib import Path
-from typing import Annotated
+from functools import wraps
+from typing import Annotated, Any
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, StoreOption, open_store
+from flows.cli.browse import DEFAULT_STORE, StoreOption
 from ratchet.errors import UserError
+from ratchet.pipeline.request import open_store
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    app.command()(redraw)
+    app.command()(resample)
+    app.command("redraw", hidden=True)(redraw)
 
 
-def redraw(
+def resample(
     ref: Annotated[
         str,
         typer.Argument(metavar="RUN/presample", help="A presample: RUN/presample, or its key."),
@@ -41,41 +38,27 @@ def redraw(
     """
     from ratchet.store.lineage import find_artifact
 
-    opened = open_store(store)
+    opened = open_store(store, must_exist=True)
     found = find_artifact(opened, ref)
     if found.manifest.stage != "presample":
         raise UserError(f"{found.ref} is no presample: name RUN/presample")
     for role, made in found.manifest.parents.items():
         if opened.find(made.stage, made.key) is None:
             raise UserError(f"its input '{role}' ({made.stage}/{made.key}) isn't in {opened.root}")
-    with tempfile.NamedTemporaryFile(prefix="ratchet-redraw-", suffix=".log", delete=False) as log:
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "tasks.commands.resample",
-            "--store",
-            str(opened.root),
-        ]
-        command += ["--artifact", found.ref, "--question", question, "--sample", str(index)]
-        command += ["--log", log.name]
-    last = {}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            last = json.loads(line)
-            if last["event"] == "log":
-                print(last["message"], file=sys.stderr)
-    if last.get("event") == "error":
-        raise UserError(last["message"])
-    if last.get("event") != "done":
-        raise typer.Exit(_crashed(Path(log.name)))
-    print(last["message"])
-    Path(log.name).unlink()
-    raise typer.Exit(process.returncode)
+    from tasks.runtime.worker import set_environment
+
+    set_environment()
+    from tasks.commands.resample import engine_output_aside, words
+    from tasks.commands.resample import resample as sample_again
+
+    with engine_output_aside() as log:
+        sampled = sample_again(opened, found.ref, question, index, log)
+    print(words(sampled))
+    raise typer.Exit(0 if sampled.is_same else 1)
 
 
-def _crashed(log: Path) -> int:
-    """Say that the process ended without a word; the exit code."""
-    print(f"error: the process that draws ended before it was done; see {log}", file=sys.stderr)
-    return 1
+@wraps(resample)
+def redraw(*arguments: Any, **options: Any) -> None:
+    """The name that the command had."""
+    typer.echo("note: `ratchet redraw` is now `ratchet resample`", err=True)
+    resample(*arguments, **options)

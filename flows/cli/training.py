@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, JsonOption, StoreOption, open_store
+from flows.cli.browse import DEFAULT_STORE, JsonOption, StoreOption
 from ratchet.errors import UserError
+from ratchet.pipeline.request import open_store
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -55,7 +54,7 @@ def rollouts(
 
     if best and worst:
         raise UserError("--best and --worst exclude each other: give one of them")
-    training = open_training(open_store(store), run)
+    training = open_training(open_store(store, must_exist=True), run)
     chosen = training.steps[-1] if step is None else step
     rows = training.rollouts_of([chosen])
     if not rows:
@@ -179,7 +178,7 @@ def doctor(
     from ratchet.diagnostics.doctor import MIN_STEPS, examine
     from ratchet.rollouts.training_run import open_training
 
-    training = open_training(open_store(store), run)
+    training = open_training(open_store(store, must_exist=True), run)
     if len(training.metrics) < MIN_STEPS:
         raise UserError(
             f"{training.label} has {len(training.metrics)} steps: the doctor needs {MIN_STEPS}"
@@ -224,6 +223,9 @@ def replay_batch(
     ],
 ) -> None:
     """Run a warm-start batch that was not finite again, alone, over attention × number format."""
-    command = [sys.executable, "-P", "-m", "tasks.commands.replay", str(folder.absolute())]
-    code = subprocess.run(command, check=False).returncode
-    raise typer.Exit(code if code >= 0 else 128 - code)
+    from tasks.runtime.worker import set_environment
+
+    set_environment()
+    from tasks.commands.replay import tell
+
+    tell(folder.absolute())

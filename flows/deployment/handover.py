@@ -20,6 +20,7 @@ from flows.deployment.serve import RECORDED, served_from
 from flows.execution.executor import Conductor
 from flows.pages.markdown import RUN_PATH
 from flows.server import server
+from ratchet.errors import EXIT_INTERRUPTED
 from ratchet.store.runs import RunStatus, load_run, run_folder
 from ratchet.store.store import Store
 
@@ -29,7 +30,6 @@ READ_SECONDS = 0.2
 ASK_SECONDS = 2.0
 PATIENCE_SECONDS = 20.0
 """A run that nobody started for this long, and that nobody looks after, is taken back."""
-EXIT_INTERRUPTED = 130
 EXIT_BY_STATE = {"COMPLETED": 0, "FAILED": 2, "CANCELLED": EXIT_INTERRUPTED, "CRASHED": 1}
 
 

@@ -1,5 +1,5 @@
-"""The Prefect server with its UI, on this machine only, and the deployments served beside it:
-`python -m flows.deployment.ui`.
+"""`ratchet ui`: the Prefect server with its UI, on this machine only, and the deployments served
+beside it.
 
 SQLite, loopback, no analytics; the same database that runs without a server write to, so their
 history is there. A run that is started meanwhile finds it and goes through its deployments. Server
@@ -10,7 +10,6 @@ served runs first, while the server can still be told how they ended.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -25,7 +24,7 @@ from types import TracebackType
 from typing import Any
 
 from flows.server import server, settings
-from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.errors import UserError
 from ratchet.store.store import write_durably
 from tasks.runtime.supervisor import Supervised
 
@@ -127,7 +126,7 @@ def run_ui(port: int, store: Path) -> None:
     _check_port(port)
     home = settings.prefect_home()
     server_log, serving_log = home / "ratchet-ui.log", home / "ratchet-serve.log"
-    print("starting the Prefect server …", flush=True)
+    print(f"store: {store}\nstarting the Prefect server …", flush=True)
     api_url = server.api_url_at(port)
     with ExitStack() as stack:
         kept_server = stack.enter_context(
@@ -158,28 +157,17 @@ def run_ui(port: int, store: Path) -> None:
             time.sleep(WATCH_SECONDS)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Entry point; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m flows.deployment.ui", description=__doc__)
-    parser.add_argument("--port", type=int, default=4200, help="port of the server")
-    parser.add_argument("--store", type=Path, required=True, help="folder of the store")
-    options = parser.parse_args(arguments)
+def ui(port: int, store: Path) -> int:
+    """Serve the UI until Ctrl-C or SIGTERM; the exit code."""
     settings.apply()
     if data := os.environ.get("RATCHET_DATA"):  # served runs start in another folder
         os.environ["RATCHET_DATA"] = str(Path(data).absolute())
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
-        run_ui(options.port, options.store.absolute())
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
+        run_ui(port, store)
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("\nstopped")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

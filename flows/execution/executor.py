@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from rich.markup import escape
 
 from flows.execution.terminal import Display, duration
+from ratchet.config.load import with_present_names
 from ratchet.config.run import RunConfig
 from ratchet.pipeline.plan import Plan, PlannedNode, make_plan
 from ratchet.pipeline.stages import STAGES
@@ -108,7 +109,7 @@ class Conductor:
     ) -> None:
         self.store = store
         self.record = load_run(store, run_id)
-        self.config = RunConfig.model_validate(self.record.config)
+        self.config = RunConfig.model_validate(with_present_names(self.record.config, hint=False))
         based_on = self.record.based_on
         self.plan: Plan = make_plan(
             self.config,

@@ -65,17 +65,12 @@ def drawn(stage: str, inputs: Mapping[str, Artifact]) -> list[str]:
     return list(_drawn(stage, tuple(found)))
 
 
-def picture(svg: str) -> str:
-    """An SVG element made for the report as a file of its own, to a hundredth of a point."""
-    return re.sub(r"(\d\.\d\d)\d+", r"\1", standalone(svg))
-
-
 def in_markdown(chart: Chart) -> list[str]:
     """Lines that show a plot with its finding above and its caption below."""
     box = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', chart.svg)
     assert box is not None, "the report's figures have a viewBox"
     height = round(WIDTH * float(box[2]) / float(box[1]))
-    data = base64.b64encode(picture(chart.svg).encode()).decode()
+    data = base64.b64encode(standalone(chart.svg).encode()).decode()
     drawing = [
         "flowchart LR",
         f'  plot@{{ img: "data:image/svg+xml;base64,{data}", label: "", w: {WIDTH}, '

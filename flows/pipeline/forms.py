@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
-from ratchet.config.load import preset_names
+from ratchet.config.presets import preset_names
 from ratchet.config.run import RunConfig, Section
 from ratchet.pipeline.request import Request
 from ratchet.pipeline.stages import STAGES

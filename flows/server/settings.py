@@ -1,7 +1,7 @@
 """Prefect's settings for a machine of one's own: loopback, no analytics, patience at start-up.
 
-`apply()` runs before Prefect is imported, in the processes that people start (`flows.run`,
-`flows.deployment.ui`); what these start inherits it. A setting that the user has made wins.
+`apply()` runs before Prefect is imported, in the processes that people start (`ratchet run`,
+`ratchet ui`); what these start inherits it. A setting that the user has made wins.
 """
 
 from __future__ import annotations

@@ -1,83 +1,41 @@
 """Reads presets and `--set` into a `RunConfig`, and words what is wrong with them.
 
-A preset is a TOML file laid out like `RunConfig`. `--set path.to.field=value` changes one value;
-the value is read as TOML, and as plain text where it isn't TOML, so `--set model.path=seedling`
-needs no quotes. A misspelt or ill-typed field is answered with its path, the nearest right name
-and the allowed values.
+A preset is a TOML file laid out like `RunConfig` (`ratchet.config.presets`). `--set
+path.to.field=value` changes one value; the value is read as TOML, and as plain text where it isn't
+TOML, so `--set model.path=seedling` needs no quotes. A misspelt or ill-typed field is answered with
+its path, the nearest right name and the allowed values.
 """
 
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib.util
+import sys
 import tomllib
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from ratchet.config.presets import joined, nearest, preset_path, read_chain
 from ratchet.config.run import RunConfig, SourceConfig, SourceKind
 from ratchet.config.training import ALGORITHMS
 from ratchet.errors import UserError
-from ratchet.places import PRESETS
 
 PACKAGED = ("seedling", "smollm2-135m-instruct")
 UNTRUNCATED = ("top_p", "top_k", "min_p", "repetition_penalty")
 """Sampling parameters that RL has no settings for; the model's own are dropped."""
 
-MOVED = (
-    (("filter", "min_live_share"), ("headroom", "min_live_share")),
-    (("questions", "decontaminate_words"), ("decontaminate", "words")),
-)
-"""Settings that records of earlier runs hold under another name: (section, field), then now."""
-
-
-def preset_names() -> list[str]:
-    """Names of the shipped presets."""
-    return sorted(path.stem for path in PRESETS.glob("*.toml"))
-
-
-def preset_gist(name: str) -> str:
-    """The first comment line of a preset: what it is for."""
-    first = (PRESETS / f"{name}.toml").read_text(encoding="utf-8").splitlines()[0]
-    return first.removeprefix("#").strip()
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    """'; did you mean …?' for the nearest known name; a full stop if none is near."""
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f"; did you mean '{close[0]}'?" if close else "."
-
-
-def preset_path(preset: str) -> Path:
-    """The file of a shipped preset, or `preset` itself if it names a TOML file."""
-    path = Path(preset)
-    if path.suffix == ".toml":
-        if not path.is_file():
-            raise UserError(f"no configuration file {path.absolute()}")
-        return path
-    path = PRESETS / f"{preset}.toml"
-    if not path.is_file():
-        names = preset_names()
-        raise UserError(
-            f"no preset '{preset}'{_nearest(preset, names)} Presets: {', '.join(names)}; "
-            "a path ending in .toml works too"
-        )
-    return path
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file as a dict; UserError with file and line when it isn't TOML."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError:
-        raise UserError(f"{path} is not UTF-8 text: is it a preset?") from None
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(f"{path} is not valid TOML: {error}") from error
+RENAMED_SETTINGS = {
+    "filter.min_live_share": "headroom.min_live_share",
+    "questions.decontaminate_words": "decontaminate.words",
+}
+"""Settings by the dotted path that they had, and have now. Presets, `--set` and records of earlier
+runs may hold the old one."""
 
 
 def _parse_value(text: str) -> Any:
@@ -142,7 +100,7 @@ def unknown_field(path: Sequence[str | int]) -> str:
         )
     inside = f" in '{where}'" if where else ""
     known = f" Fields{inside}: {', '.join(fields)}" if fields else ""
-    return f"there is no field '{'.'.join(map(str, path))}'{_nearest(name, fields)}{known}"
+    return f"there is no field '{'.'.join(map(str, path))}'{nearest(name, fields)}{known}"
 
 
 def _describe(error: ErrorDetails) -> str:
@@ -158,6 +116,46 @@ def _describe(error: ErrorDetails) -> str:
         return f"{dotted}: {message}" if dotted else message
     _, annotation = _walk(path)
     return f"'{dotted}' = {error['input']!r}: {message}{_allowed(annotation)}"
+
+
+@cache
+def _hint(old: str, new: str) -> None:
+    """Say once that a setting has another name now."""
+    print(
+        f"note: '{old}' is now '{new}'; the old name still works in this release", file=sys.stderr
+    )
+
+
+def with_present_names(tree: dict[str, Any], *, hint: bool = True) -> dict[str, Any]:
+    """A copy of a tree of plain values with renamed settings under the names that they have now."""
+    tree = copy.deepcopy(tree)
+    for old, new in RENAMED_SETTINGS.items():
+        *sections, name = old.split(".")
+        here: Any = tree
+        for section in sections:
+            here = here.get(section) if isinstance(here, dict) else None
+        if not isinstance(here, dict) or name not in here:
+            continue
+        if hint:
+            _hint(old, new)
+        *sections, new_name = new.split(".")
+        there = tree
+        for section in sections:
+            there = there.setdefault(section, {})
+        if new_name in there:
+            raise UserError(f"'{old}' is now '{new}', and both are set: leave out '{old}'")
+        there[new_name] = here.pop(name)
+    return tree
+
+
+def _present_name(assignment: str) -> str:
+    """A `--set` assignment with the name that its setting has now."""
+    path, equals, value = assignment.partition("=")
+    for old, new in RENAMED_SETTINGS.items():
+        if path.strip() == old or path.strip().startswith(f"{old}."):
+            _hint(old, new)
+            return f"{new}{path.strip().removeprefix(old)}{equals}{value}"
+    return assignment
 
 
 def _set_value(tree: dict[str, Any], assignment: str) -> None:
@@ -203,11 +201,26 @@ def _apply_algorithm(tree: dict[str, Any], assignments: Sequence[str]) -> None:
     wanted = [text for text in assignments if text.partition("=")[0].strip() == "grpo.algorithm"]
     if wanted:
         algorithm = _parse_value(wanted[-1].partition("=")[2])
-        for name in {name for settings in ALGORITHMS.values() for name in settings}:
-            grpo.pop(name, None)
-        tree["grpo"] = grpo | ALGORITHMS.get(algorithm, {})
+        tree["grpo"] = _without_algorithm(grpo) | ALGORITHMS.get(algorithm, {})
     elif before in ALGORITHMS:
         tree["grpo"] = ALGORITHMS[before] | grpo
+
+
+def _without_algorithm(grpo: dict[str, Any]) -> dict[str, Any]:
+    """Settings of GRPO but those that an algorithm stands for."""
+    stood_for = {name for settings in ALGORITHMS.values() for name in settings}
+    return {name: value for name, value in grpo.items() if name not in stood_for}
+
+
+def _preset_tree(path: Path) -> dict[str, Any]:
+    """What a preset and those it extends say, as one tree. An algorithm that a preset names
+    replaces what its base set of what an algorithm stands for, as `--set` does."""
+    tree: dict[str, Any] = {}
+    for part in map(with_present_names, read_chain(path)):
+        if "grpo" in tree and "algorithm" in part.get("grpo", {}):
+            tree["grpo"] = _without_algorithm(tree["grpo"])
+        tree = joined(tree, part)
+    return tree
 
 
 def build_config(tree: dict[str, Any], assignments: Sequence[str] = ()) -> RunConfig:
@@ -215,6 +228,7 @@ def build_config(tree: dict[str, Any], assignments: Sequence[str] = ()) -> RunCo
 
     UserError with one line per mistake.
     """
+    assignments = [_present_name(assignment) for assignment in assignments]
     _apply_algorithm(tree, assignments)
     for assignment in assignments:
         _set_value(tree, assignment)
@@ -286,7 +300,7 @@ def load_config(
     data sets, by kind; they stand in for the hub.
     """
     path = preset_path(preset)
-    tree = read_toml(path)
+    tree = _preset_tree(path)
     tree.setdefault("name", path.stem)
     return _resolve_engine(_resolve_paths(build_config(tree, assignments), data))
 
@@ -295,8 +309,5 @@ def from_record(
     config: dict[str, Any], assignments: Sequence[str] = (), data: Path | None = None
 ) -> RunConfig:
     """The resolved configuration of an earlier run with `--set` applied."""
-    tree = copy.deepcopy(config)
-    for old, new in MOVED:
-        if old[1] in tree.get(old[0], {}):
-            tree.setdefault(new[0], {}).setdefault(new[1], tree[old[0]].pop(old[1]))
+    tree = with_present_names(config, hint=False)
     return _resolve_engine(_resolve_paths(build_config(tree, assignments), data))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ratchet.config.run import RunConfig
     from ratchet.pipeline.plan import Plan, PlannedNode
     from ratchet.store.runs import RunRecord
-    from ratchet.store.store import Artifact, Store
+    from ratchet.store.store import Store
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,17 @@ class Request:
     store: Path
 
 
-def open_store(path: Path) -> Store:
-    """The store in a folder that may not be there yet."""
+def open_store(path: Path, *, must_exist: bool = False) -> Store:
+    """The store in a folder, which may be yet to be made unless it `must_exist`."""
     from ratchet.store.store import Store
 
     if path.exists() and not path.is_dir():
         raise UserError(f"--store {path} is a file: name a folder")
+    if must_exist and not path.exists():
+        raise UserError(
+            f"there is no store at {path.absolute()}: go to the folder that it was made "
+            "in, name it with --store, or make one with `ratchet run --preset demo`"
+        )
     return Store(path.absolute())
 
 
@@ -167,7 +172,7 @@ def _based_on(previous: RunRecord, record: RunRecord) -> RunRecord:
 
 def prepare(request: Request, targets: list[str], force: list[str], command: str) -> RunRecord:
     """Check a whole run and write its record."""
-    from ratchet.config.load import preset_path
+    from ratchet.config.presets import preset_path
     from ratchet.pipeline.dag import nodes_named
     from ratchet.pipeline.plan import make_plan
     from ratchet.store.runs import create_run
@@ -253,96 +258,4 @@ def _what_is_missing(
     return (
         f"'{stage_name}' needs '{name}', which would have to run first: {first.why}{cause}. Use "
         f"`ratchet stage {name} --downstream {options}` or `ratchet run {options}`"
-    )
-
-
-def _last_seconds(store: Store) -> dict[str, float]:
-    """How long each stage took when it was last made here."""
-    found: dict[str, float] = {}
-    for artifact in store.artifacts():
-        found.setdefault(artifact.manifest.stage, artifact.manifest.duration_seconds)
-    return found
-
-
-def show(request: Request, as_json: bool) -> None:
-    """Print the plan."""
-    from flows.cli.resources import memory_as_json, show_resources
-    from ratchet.evaluation.power import num_train
-    from ratchet.pipeline.plan import make_plan
-
-    store = open_store(request.store)
-    config, previous = resolve(request, store)
-    plan = make_plan(config, store, previous=previous)
-    running = {planned.node.stage for planned in plan.nodes if planned.state == "run"}
-    seconds = _last_seconds(store)
-    rows = [
-        {
-            "node": planned.node.name,
-            "stage": planned.node.stage,
-            "state": planned.state,
-            "why": planned.why,
-            "key": planned.key,
-            "inputs": planned.node.inputs,
-            "last_seconds": seconds.get(planned.node.stage),
-        }
-        for planned in plan.nodes
-    ]
-    if as_json:
-        memory = memory_as_json(config, store, running)
-        rows = [row | {"memory": memory.get(str(row["stage"]))} for row in rows]
-        print(json.dumps(rows, indent=2))
-        return
-    _print_plan(config, rows)
-    loaded, clean = (
-        store.find(name, plan.named(name).key) for name in ("questions", "decontaminate")
-    )
-    show_resources(config, store, running, num_train(config, clean or loaded))
-    _print_foresight(config, loaded)
-
-
-def _print_foresight(config: RunConfig, questions: Artifact | None) -> None:
-    """What the comparison will be able to see, from the questions themselves if they are there."""
-    from ratchet.evaluation.power import counts_in, expected_counts, foresight
-
-    counts = expected_counts(config) if questions is None else counts_in(questions)
-    lines = foresight(counts, config.evaluate.confidence)
-    if lines:
-        print("\nThe comparison at the end finds a true difference, 4 times in 5, from")
-        print("\n".join(f"  {line}" for line in lines))
-
-
-def _few(names: list[str], what: str) -> str:
-    """The names where they are few, else their number."""
-    return ", ".join(names) if len(names) <= 3 else f"{len(names)} {what}"
-
-
-def _print_plan(config: RunConfig, rows: list[dict]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from ratchet.pipeline.dag import STAGES
-
-    table = Table(title=f"Plan for '{config.name}'", title_justify="left", box=None, pad_edge=False)
-    for heading in ("stage", "", "from", "why it runs, or what it does", "last"):
-        table.add_column(
-            heading,
-            no_wrap=heading not in ("from", "why it runs, or what it does"),
-        )
-    for row in rows:
-        reuse = row["state"] == "reuse"
-        inputs = list(row["inputs"].values())
-        last = row["last_seconds"]
-        table.add_row(
-            row["node"],
-            "[green]reuse[/]" if reuse else "[yellow]run[/]",
-            _few(inputs, "stages"),
-            row["why"] or f"[dim]{STAGES[row['stage']].gist}[/]",
-            "" if last is None else f"{last:.0f} s",
-        )
-    console = Console()
-    console.print(table)
-    num_run = sum(row["state"] == "run" for row in rows)
-    console.print(
-        f"\n{num_run} of {len(rows)} stages would run, {len(rows) - num_run} are reused. "
-        "Nothing was started."
     )

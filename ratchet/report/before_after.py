@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    from ratchet.report.gather import Gathered
-
 EDGE_SHARE = 0.1
 """Share of RL's steps that count as the last ones."""
 MOST_BARS = 8
@@ -130,30 +128,3 @@ def histogram(rates: PassRates) -> tuple[list[str], list[float], list[float]]:
         for rate_q in (rates.before_q, rates.after_q)
     )
     return labels, before, after
-
-
-def words(data: Gathered, rates: PassRates) -> tuple[str, str]:
-    """(title, caption) of the histograms."""
-    always = [float((rate_q >= 1).mean()) for rate_q in (rates.before_q, rates.after_q)]
-    never = [float((rate_q <= 0).mean()) for rate_q in (rates.before_q, rates.after_q)]
-    moves = (
-        f"always right from {always[0]:.0%} to {always[1]:.0%}, never from {never[0]:.0%} to "
-        f"{never[1]:.0%}"
-    )
-    if rates.held_out:
-        names = data.arm_name(data.arms[0]), data.arm_name(data.arms[-1])
-        title = f"On held-out questions ({rates.what}): {moves}"
-        caption = (
-            f"Questions by their share of strictly right samples, {rates.k_after} at temperature "
-            f"1 from each model: {names[0]} and {names[1]}."
-        )
-    else:
-        title = f"In RL's rollouts ({rates.what}, training questions): {moves}"
-        caption = (
-            f"Before: {len(rates.before_q)} questions by their share of strictly right answers "
-            f"among {rates.k_before} samples, after which the filter chose them for RL. After: "
-            f"their {len(rates.after_q)} groups of {rates.k_after} in those steps. They were "
-            "trained on, so this shows learning, not what it is worth: `evaluate.samples` draws "
-            "from held-out ones."
-        )
-    return title, caption

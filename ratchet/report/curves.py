@@ -7,6 +7,7 @@ themselves, strong ones a moving average over a tenth of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ratchet.report.figures import (
@@ -31,7 +32,25 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 EDGE_SHARE = 0.1  # of the steps, averaged at either end for the titles
+WHOLE = (0.0, 1.02)
 Series = tuple[list[int], list[float]]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over the steps that share their axes."""
+
+    lines: list[tuple[Series, str, str | None]]
+    """Each with its colour and its name in the legend."""
+    title: str = ""
+    y_label: str = ""
+    limits: tuple[float, float] | None = None
+    """Of the vertical axis; None for what the lines need."""
+    percent: bool = False
+    end: str = ""
+    """Written where the first line ends."""
+    guard: float | None = None
+    """End of the drift guard's band: lines as they were logged, on a log scale."""
 
 
 def series(rows: Sequence[Row], *names: str) -> Series | None:
@@ -49,78 +68,95 @@ def edges(values: list[float]) -> tuple[float, float]:
     return sum(values[:width]) / width, sum(values[-width:]) / width
 
 
-def _curve(axes: Axes, found: Series, colour: str, label: str | None = None) -> None:
-    steps, values = found
-    axes.plot(steps, values, color=colour, linewidth=0.8, alpha=0.35)
-    axes.plot(steps, smooth(values), color=colour, label=label)
-    axes.locator_params(axis="x", integer=True)
-
-
 def reward_names(rows: Sequence[Row]) -> list[str]:
     """Reward functions with a logged mean, in the table's order."""
-    found = (name for row in rows for name, value in row.items() if value is not None)
+    found = dict.fromkeys(name for row in rows for name, value in row.items() if value is not None)
     return [
         name.removeprefix("rewards/").removesuffix("/mean")
-        for name in dict.fromkeys(found)
+        for name in found
         if name.startswith("rewards/") and name.endswith("/mean")
     ]
 
 
-def _ends_at(axes: Axes, found: Series, colour: str, text: str) -> None:
-    """The last value, written where the line ends."""
-    steps, values = found
-    axes.annotate(
-        text,
-        (steps[-1], smooth(values)[-1]),
-        xytext=(4, 0),
-        textcoords="offset points",
-        va="center",
-        color=colour,
-        fontsize=9,
-        annotation_clip=False,
-    )
+def _draw(name: str, panels: list[Panel], columns: int = 1, row_inches: float = 1.95) -> str:
+    """SVG of panels over the steps, row by row."""
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    with drawing(0.35 + row_inches * rows, rows, columns) as (figure, grid):
+        all_axes: list[Axes] = [grid] if rows * columns == 1 else list(grid.flat)
+        for axes, panel in zip(all_axes, panels, strict=False):
+            _draw_panel(axes, panel)
+            if len(panels) > 1:
+                axes.locator_params(axis="y", nbins=3)
+        for axes in all_axes[len(panels) :]:
+            axes.set_axis_off()
+        if columns == 1:
+            all_axes[-1].set_xlabel("step")
+        else:
+            figure.supxlabel("step", color=MUTED, fontsize=9)
+        return to_svg(figure, name)
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    for (steps, logged), colour, label in panel.lines:
+        values = logged if panel.guard else smooth(logged)
+        if not panel.guard:
+            axes.plot(steps, logged, color=colour, linewidth=0.8, alpha=0.35)
+        axes.plot(steps, values, color=colour, label=label)
+        if panel.end:
+            axes.annotate(
+                panel.end, (steps[-1], values[-1]), xytext=(4, 0), textcoords="offset points",
+                va="center", color=INK, fontsize=9, annotation_clip=False,
+            )  # fmt: skip
+    if panel.guard:
+        axes.axhspan(0, panel.guard, color=BAND, linewidth=0, zorder=0)
+        axes.axhline(panel.guard, color=WARM, linewidth=1.0, linestyle=(0, (4, 3)))
+        if panel.limits:
+            axes.set_yscale("log")
+            axes.minorticks_off()
+    axes.locator_params(axis="x", integer=True)
+    axes.set_title(panel.title, fontsize=8.5)
+    axes.set_ylabel(panel.y_label)
+    axes.set_ylim(panel.limits)
+    if panel.percent:
+        as_percent(axes.yaxis)
+    quiet(axes)
+    if len(panel.lines) > 1:
+        axes.legend(ncols=2)
+
+
+def _from_zero(values: list[float]) -> tuple[float, float]:
+    """Limits that show a line at zero and leave room above."""
+    top = max(0.05, *values)
+    return min(0.0, *values) - 0.02 * top, 1.12 * top
 
 
 def rewards(data: Gathered) -> Chart | None:
     """Mean of every reward function over training, a panel each."""
-    names = reward_names(data.grpo_metrics)
-    if not names:
-        return None
     weights = data.reward_weights
-    rows = -(-len(names) // 2)
-    moved: dict[str, float] = {}
-    with drawing(0.35 + 1.15 * rows, rows, 2 if len(names) > 1 else 1) as (figure, grid):
-        panels = [grid] if len(names) == 1 else list(grid.flat)
-        for panel, name in zip(panels, names, strict=False):
-            found = series(data.grpo_metrics, f"rewards/{name}/mean")
-            assert found is not None
-            _curve(panel, found, RL)
-            start, end = edges(found[1])
-            moved[name] = end - start
-            weight = f" × {weights[name]:g}" if name in weights else ""
-            panel.set_title(f"{name}{weight}", fontsize=8.5)
-            _ends_at(panel, found, INK, f"{end:.2f}")
-            panel.set_ylim(min(0.0, *found[1]) - 0.02, max(found[1]) * 1.12 + 0.02)
-            panel.locator_params(axis="y", nbins=3)
-            quiet(panel)
-        for panel in panels[len(names) :]:
-            panel.set_axis_off()
-        figure.supxlabel("step", color=MUTED, fontsize=9)
-        svg = to_svg(figure, "rewards")
+    panels, moved = [], {}
+    for name in reward_names(data.grpo_metrics):
+        found = series(data.grpo_metrics, f"rewards/{name}/mean")
+        assert found is not None
+        start, end = edges(found[1])
+        moved[name] = end - start
+        title = f"{name} × {weights[name]:g}" if name in weights else name
+        panels.append(
+            Panel([(found, RL, None)], title, limits=_from_zero(found[1]), end=f"{end:.2f}")
+        )
+    if not panels:
+        return None
     most = max(moved, key=lambda name: moved[name])
-    title = (
-        f"Of the rewards, {most} rises most ({moved[most]:+.2f})"
-        if moved[most] > 0
-        else "No reward rises"
-    )
-    fallen = [name for name, change in moved.items() if change < -0.02]
-    if fallen:
+    title = "No reward rises"
+    if moved[most] > 0:
+        title = f"Of the rewards, {most} rises most ({moved[most]:+.2f})"
+    if fallen := [name for name, change in moved.items() if change < -0.02]:
         title += f"; {', '.join(fallen)} fell"
     caption = (
         "Mean of each reward function per step, before its weight. The number is the mean over the "
         "last tenth of the steps."
     )
-    return Chart(title, svg, caption)
+    return Chart(title, _draw("rewards", panels, columns=2, row_inches=1.15), caption)
 
 
 def total_reward(data: Gathered) -> Chart | None:
@@ -129,15 +165,12 @@ def total_reward(data: Gathered) -> Chart | None:
     if found is None:
         return None
     start, end = edges(found[1])
-    with drawing(2.3) as (figure, axes):
-        _curve(axes, found, RL)
-        axes.set_xlabel("step")
-        axes.set_ylabel("weighted total")
-        quiet(axes)
-        svg = to_svg(figure, "total-reward")
     verb = "rises" if end > start else "does not rise:"
-    title = f"The total reward {verb} from {start:.2f} to {end:.2f}"
-    return Chart(title, svg, "Mean total reward of the completions of a step.")
+    return Chart(
+        f"The total reward {verb} from {start:.2f} to {end:.2f}",
+        _draw("total-reward", [Panel([(found, RL, None)], y_label="weighted total")]),
+        "Mean total reward of the completions of a step.",
+    )
 
 
 def accuracy(data: Gathered) -> Chart | None:
@@ -145,21 +178,16 @@ def accuracy(data: Gathered) -> Chart | None:
     strict, lenient = (series(data.grpo_metrics, name) for name in ("strict", "lenient"))
     if strict is None or lenient is None:
         return None
-    with drawing(2.3) as (figure, axes):
-        _curve(axes, lenient, SECOND, "lenient")
-        _curve(axes, strict, RL, "strict")
-        axes.set_xlabel("step")
-        axes.set_ylim(0, 1.02)
-        as_percent(axes.yaxis)
-        quiet(axes)
-        axes.legend(loc="lower right")
-        svg = to_svg(figure, "accuracy")
-    (strict_start, strict_end), (start, end) = edges(strict[1]), edges(lenient[1])
-    title = (
-        f"On the training questions strict accuracy goes from {percent(strict_start, 0)} to "
-        f"{percent(strict_end, 0)}, lenient from {percent(start, 0)} to {percent(end, 0)}"
+    lines = [(lenient, SECOND, "lenient"), (strict, RL, "strict")]
+    by_strict, by_lenient = (
+        " to ".join(percent(share, 0) for share in edges(values)) for _, values in (strict, lenient)
     )
-    return Chart(title, svg, "Share of a step's sampled completions that are right.")
+    return Chart(
+        f"On the training questions strict accuracy goes from {by_strict}, lenient from "
+        f"{by_lenient}",
+        _draw("accuracy", [Panel(lines, limits=WHOLE, percent=True)]),
+        "Share of a step's sampled completions that are right.",
+    )
 
 
 def live_groups(data: Gathered) -> Chart | None:
@@ -171,16 +199,11 @@ def live_groups(data: Gathered) -> Chart | None:
             return None
         found = flat[0], [1 - value for value in flat[1]]
     start, end = edges(found[1])
-    with drawing(2.3) as (figure, axes):
-        _curve(axes, found, RL)
-        axes.set_xlabel("step")
-        axes.set_ylim(0, 1.02)
-        as_percent(axes.yaxis)
-        quiet(axes)
-        svg = to_svg(figure, "live-groups")
-    title = f"{percent(start, 0)} of the groups are live at the start, {percent(end, 0)} at the end"
-    caption = "Share of groups whose total rewards differ; the others give no gradient."
-    return Chart(title, svg, caption)
+    return Chart(
+        f"{percent(start, 0)} of the groups are live at the start, {percent(end, 0)} at the end",
+        _draw("live-groups", [Panel([(found, RL, None)], limits=WHOLE, percent=True)]),
+        "Share of groups whose total rewards differ; the others give no gradient.",
+    )
 
 
 def drift(data: Gathered) -> Chart | None:
@@ -189,37 +212,25 @@ def drift(data: Gathered) -> Chart | None:
     if found is None:
         return None
     peak = series(data.grpo_metrics, "drift_max", "sampling/sampling_logp_difference/max")
-    limit, halt = data.drift_limits(found[1][0])
-    with drawing(2.3) as (figure, axes):
-        axes.axhspan(0, limit, color=BAND, linewidth=0)
-        axes.axhline(limit, color=WARM, linewidth=1.0, linestyle=(0, (4, 3)))
-        axes.plot(*found, color=RL, label="mean")
-        if peak is not None:
-            axes.plot(*peak, color=BASE, linewidth=1.2, label="largest")
-            axes.legend(loc="upper right", ncols=2)
-        drawn = [v for v in found[1] + (peak[1] if peak else []) if v > 0]
-        if drawn:
-            axes.set_yscale("log")
-            axes.set_ylim(min(drawn) / 3, max([limit, *drawn]) * 4)
-            axes.minorticks_off()
-        axes.set_xlabel("step")
-        axes.set_ylabel("nats per token")
-        quiet(axes)
-        svg = to_svg(figure, "drift")
-    outside = [step for step, value in zip(*found, strict=True) if value > limit]
-    mean = sum(found[1]) / len(found[1])
+    steps, values = found
+    limit, halt = data.drift_limits(values[0])
+    lines = [(found, RL, "mean")] + ([(peak, BASE, "largest")] if peak else [])
+    drawn = [value for line, *_ in lines for value in line[1] if value > 0]
+    limits = (min(drawn) / 3, max(limit, *drawn) * 4) if drawn else None
+    outside = [step for step, value in zip(steps, values, strict=True) if value > limit]
+    mean = small(sum(values) / len(values))
+    title = f"Sampler and trainer agree to {mean} nats per token, inside the guard band"
     if outside:
         title = (
-            f"Sampler and trainer drift apart: {len(outside)} of {len(found[0])} steps leave the "
+            f"Sampler and trainer drift apart: {len(outside)} of {len(steps)} steps leave the "
             f"guard band, the first at step {outside[0]}"
         )
-    else:
-        title = f"Sampler and trainer agree to {small(mean)} nats per token, inside the guard band"
     caption = (
         f"Mean |log p(sampler) − log p(trainer)| per sampled token. The band ends at "
         f"{small(limit)}, measured from step 1; at {small(halt)} training halts."
     )
-    return Chart(title, svg, caption)
+    panel = Panel(lines, y_label="nats per token", limits=limits, guard=limit)
+    return Chart(title, _draw("drift", [panel]), caption)
 
 
 def lengths(data: Gathered) -> Chart | None:
@@ -228,55 +239,39 @@ def lengths(data: Gathered) -> Chart | None:
     cut = series(data.grpo_metrics, "truncated_share", "completions/clipped_ratio")
     if tokens is None or cut is None:
         return None
-    with drawing(3.0, 2, 1) as (figure, (above, below)):
-        _curve(above, tokens, RL)
-        above.set_title("tokens per completion")
-        above.set_ylim(0, max(tokens[1]) * 1.12)
-        _curve(below, cut, WARM)
-        below.set_title("cut off at the limit")
-        below.set_ylim(0, max(0.05, max(cut[1]) * 1.15))
-        as_percent(below.yaxis)
-        below.set_xlabel("step")
-        for axes in (above, below):
-            axes.locator_params(axis="y", nbins=4)
-            quiet(axes)
-        svg = to_svg(figure, "lengths")
     (start, end), (_, cut_end) = edges(tokens[1]), edges(cut[1])
-    title = (
-        f"Completions go from {start:.0f} to {end:.0f} tokens; {percent(cut_end)} are cut off at "
-        "the end"
+    above = Panel([(tokens, RL, None)], "tokens per completion", limits=_from_zero(tokens[1]))
+    below = Panel(
+        [(cut, WARM, None)], "cut off at the limit", limits=_from_zero(cut[1]), percent=True
     )
-    return Chart(title, svg, "Mean length per step, and the share that ran into the token limit.")
+    return Chart(
+        f"Completions go from {start:.0f} to {end:.0f} tokens; {percent(cut_end)} are cut off at "
+        "the end",
+        _draw("lengths", [above, below], row_inches=1.3),
+        "Mean length per step, and the share that ran into the token limit.",
+    )
 
 
 def warmstart_loss(data: Gathered) -> Chart | None:
-    """Loss of the warm start."""
+    """Loss of the warm start, and what the dev questions said of its checkpoints."""
     found = series(data.warmstart_metrics, "loss")
     if found is None:
         return None
     start, end = edges(found[1])
     opd = data.warmstart_stage == "warmstart_opd"
-    with drawing(2.3) as (figure, axes):
-        _curve(axes, found, WARM)
-        axes.set_xlabel("step")
-        axes.set_ylabel("nats per token")
-        axes.set_ylim(0, max(found[1]) * 1.08)
-        quiet(axes)
-        svg = to_svg(figure, "warmstart-loss")
     name = "Distillation" if opd else "Fine-tuning"
     what = "Divergence from the teacher" if opd else "Cross-entropy on the answer's tokens"
-    title = f"{name}: the loss goes from {start:.2f} to {end:.2f} in {len(found[0])} steps"
-    return Chart(title, svg, f"{what} per step.{_chosen(data)}")
-
-
-def _chosen(data: Gathered) -> str:
-    """What the dev questions said of the warm start's checkpoints, if they were asked."""
-    checked = series(data.warmstart_metrics, "dev_strict")
-    if checked is None:
-        return ""
-    summary = data.manifests["warmstart"].summary
-    return (
-        f" Of {len(checked[0])} checkpoints that of step {summary['best_step']} was kept, with "
-        f"{percent(summary['dev_strict_best'])} of the dev questions strictly right (the first: "
-        f"{percent(checked[1][0])}, the last: {percent(checked[1][-1])})."
+    chosen = ""
+    if checked := series(data.warmstart_metrics, "dev_strict"):
+        summary = data.manifests["warmstart"].summary
+        chosen = (
+            f" Of {len(checked[0])} checkpoints that of step {summary['best_step']} was kept, with "
+            f"{percent(summary['dev_strict_best'])} of the dev questions strictly right (the "
+            f"first: {percent(checked[1][0])}, the last: {percent(checked[1][-1])})."
+        )
+    panel = Panel([(found, WARM, None)], y_label="nats per token", limits=_from_zero(found[1]))
+    return Chart(
+        f"{name}: the loss goes from {start:.2f} to {end:.2f} in {len(found[0])} steps",
+        _draw("warmstart-loss", [panel]),
+        f"{what} per step.{chosen}",
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ratchet.evaluation.verdict import direction
-from ratchet.report.before_after import histogram, words
+from ratchet.report.before_after import PassRates, histogram
 from ratchet.report.figures import (
     BASE,
     INK,
@@ -151,18 +152,25 @@ def _band_title(data: Gathered, benchmark: str) -> str:
     return f"Bands of {benchmark} that move beyond the noise: {', '.join(moved)}"
 
 
+def _two_bars(axes: Axes, sides: dict[str, Sequence[float]], labels: list[str]) -> None:
+    """Two histograms beside each other; of many labels every few are written."""
+    x = range(len(labels))
+    for shift, colour, (name, heights) in zip((-0.2, 0.2), (BASE, RL), sides.items(), strict=True):
+        axes.bar([i + shift for i in x], heights, 0.38, color=colour, label=name)
+    shown = [i for i in x if len(labels) <= 9 or i % ((len(labels) - 1) // 4) == 0]
+    axes.set_xticks(shown, [labels[i] for i in shown])
+    quiet(axes)
+
+
 def pass_rates(data: Gathered) -> Chart:
     """Histogram of pass rates before training, strict and lenient."""
     found: dict[str, Any] = data.selection["headroom"]
     strict, lenient = found["histogram_strict"], found["histogram_lenient"]
     k = len(strict) - 1
     alike = found["fewest"] == k == found["k"]
-    x = range(k + 1)
     with drawing(2.9) as (figure, axes):
-        axes.bar([i - 0.2 for i in x], strict, 0.38, color=BASE, label="strict")
-        axes.bar([i + 0.2 for i in x], lenient, 0.38, color=RL, label="lenient")
-        shown = [i for i in x if k <= 8 or i % (k // 4) == 0]
-        axes.set_xticks(shown, [f"{i}/{k}" for i in shown])
+        labels = [f"{i}/{k}" for i in range(k + 1)]
+        _two_bars(axes, {"strict": strict, "lenient": lenient}, labels)
         axes.set_xlabel(
             f"right answers among {k} samples of a question"
             if alike
@@ -170,7 +178,6 @@ def pass_rates(data: Gathered) -> Chart:
         )
         axes.set_ylabel("questions")
         axes.legend(loc="upper right")
-        quiet(axes)
         svg = to_svg(figure, "pass-rates")
     wrong_strict = found["buckets_strict"]["always_wrong"]
     wrong = found["buckets_lenient"]["always_wrong"]
@@ -194,19 +201,41 @@ def pass_rates_after(data: Gathered) -> Chart | None:
     if rates is None:
         return None
     labels, before, after = histogram(rates)
-    x = range(len(labels))
     with drawing(2.9) as (figure, axes):
-        axes.bar([i - 0.2 for i in x], before, 0.38, color=BASE, label="before")
-        axes.bar([i + 0.2 for i in x], after, 0.38, color=RL, label="after")
-        axes.set_xticks(list(x), labels)
+        _two_bars(axes, {"before": before, "after": after}, labels)
         axes.set_xlabel("share of a question's samples that are right")
         axes.set_ylabel("questions" if rates.held_out else "questions, groups")
         as_percent(axes.yaxis)
         legend_above(figure, axes)
-        quiet(axes)
         svg = to_svg(figure, "pass-rates-after")
-    title, caption = words(data, rates)
-    return Chart(title, svg, caption)
+    return Chart(_pass_rates_title(rates), svg, _pass_rates_caption(data, rates))
+
+
+def _pass_rates_title(rates: PassRates) -> str:
+    sides = (rates.before_q, rates.after_q)
+    always = " to ".join(f"{(rate_q >= 1).mean():.0%}" for rate_q in sides)
+    never = " to ".join(f"{(rate_q <= 0).mean():.0%}" for rate_q in sides)
+    where = (
+        f"On held-out questions ({rates.what})"
+        if rates.held_out
+        else f"In RL's rollouts ({rates.what}, training questions)"
+    )
+    return f"{where}: always right from {always}, never from {never}"
+
+
+def _pass_rates_caption(data: Gathered, rates: PassRates) -> str:
+    if rates.held_out:
+        return (
+            f"Questions by their share of strictly right samples, {rates.k_after} at temperature "
+            f"1 from each model: {data.arm_name(data.arms[0])} and {data.arm_name(data.arms[-1])}."
+        )
+    return (
+        f"Before: {len(rates.before_q)} questions by their share of strictly right answers "
+        f"among {rates.k_before} samples, after which the filter chose them for RL. After: "
+        f"their {len(rates.after_q)} groups of {rates.k_after} in those steps. They were "
+        "trained on, so this shows learning, not what it is worth: `evaluate.samples` draws "
+        "from held-out ones."
+    )
 
 
 def at_k(data: Gathered) -> Chart | None:

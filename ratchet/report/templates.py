@@ -23,9 +23,11 @@ def colours() -> dict[str, str]:
 
 
 def standalone(svg: str) -> str:
-    """A figure of the page as an SVG file of its own, in the page's light colours."""
+    """A figure of the page as an SVG file of its own, in the page's light colours; places to a
+    hundredth of a point."""
     found = colours()
     svg = svg.replace("var(--sans)", "sans-serif")
     svg = re.sub(r"var\((--[\w-]+)\)", lambda match: found[match[1]], svg)
+    svg = re.sub(r"(\d\.\d\d)\d+", r"\1", svg)
     spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
     return svg.replace("<svg", f'<svg {spaces} style="background:{found["--paper"]}"', 1)

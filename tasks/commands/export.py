@@ -1,23 +1,20 @@
 """Write a trained model as a Hugging Face folder: whole, or its adapter, with a model card.
 
-Launched by `ratchet export`: `python -m tasks.commands.export --store S --artifact STAGE/KEY --to
-DIR [--adapter]`. The folder is written beside its place, loaded again and compared, and only then
-renamed: an export that is there says what the trained model said. What it is compared with is made
-another way where that exists: a merged model with base and adapter kept apart, an adapter on its
-base with the merged checkpoint.
+The folder is written beside its place, loaded again and compared, and only then renamed: an export
+that is there says what the trained model said. What it is compared with is made another way where
+that exists: a merged model with base and adapter kept apart, an adapter on its base with the merged
+checkpoint.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import secrets
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
-from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.errors import UserError
 from ratchet.evaluation.model_card import comparison_of, model_card
 from ratchet.store.lineage import ancestry
 from ratchet.store.store import Artifact, Store
@@ -145,30 +142,3 @@ def export(store: Store, ref: str, to: Path, *, adapter: bool) -> ReloadCheck:
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return check
-
-
-def main() -> int:
-    """Export as the command line says; the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--artifact", required=True)
-    parser.add_argument("--to", type=Path, required=True)
-    parser.add_argument("--adapter", action="store_true")
-    given = parser.parse_args()
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    try:
-        check = export(Store(given.store), given.artifact, given.to, adapter=given.adapter)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    print(
-        f"{given.to}: loaded again, {check.mean_difference:.1e} nats per token from the trained "
-        f"model over {check.num_tokens:,} tokens"
-    )
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

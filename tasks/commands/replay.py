@@ -10,10 +10,8 @@ from where it was.
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
-import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -25,7 +23,7 @@ from peft import AutoPeftModelForCausalLM
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM
 
-from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.errors import UserError
 from tasks.warmstart.teacher import fit_vocabulary
 
 ATTENTIONS = ("sdpa", "eager")
@@ -217,19 +215,3 @@ def tell(folder: Path) -> None:
             flush=True,
         )
     print(f"\n{diagnosis(found)}")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Entry point; the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tasks.commands.replay", description=__doc__)
-    parser.add_argument("folder", type=Path)
-    try:
-        tell(parser.parse_args(arguments).folder)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_USER_ERROR
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

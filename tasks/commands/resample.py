@@ -1,8 +1,5 @@
 """Draw one completion of a presample again and compare it with what is recorded.
 
-    python -m tasks.commands.resample --store STORE --artifact presample/KEY --question ID --sample
-    N --log LOG
-
 A completion isn't drawn alone: its randomness and, in the last bits, its probabilities depend on
 the whole call of the engine that made it. So that call is made again, a shard of `shard_questions`
 questions times `k_block` samples, with the seed that stands in the table. The same text is to be
@@ -12,31 +9,64 @@ a CPU. Nothing is written.
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import os
 import sys
+import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ratchet.config.run import ModelConfig, PresampleConfig, PromptConfig, SamplerConfig
-from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.errors import UserError
 from ratchet.store.lock import hold
 from ratchet.store.store import Artifact, Store
 from tasks.models.checkpoints import load_tokenizer
 from tasks.runtime.context import StageContext
 from tasks.runtime.manifests import device_description, package_versions
-from tasks.runtime.worker import Emit, redirect_output, set_environment
 from tasks.sampling.engines import Sample
 from tasks.sampling.shards import Shard, ShardStore, plan_shards, render
 from tasks.sampling.workers import Work, open_engine
 from tasks.stages.presample import request_of
 
 
+@contextmanager
+def engine_output_aside() -> Iterator[Callable[[str], None]]:
+    """File descriptors 1 and 2 lead to a file meanwhile, since engines print there, C++ code
+    included; yields what prints to the terminal's standard error. The file stays if it may tell
+    why the engine failed."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = os.dup(1), os.dup(2)
+    with (
+        tempfile.NamedTemporaryFile(prefix="ratchet-resample-", suffix=".log", delete=False) as log,
+        os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1) as terminal,
+    ):
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+        try:
+            yield lambda message: print(message, file=terminal)
+        except UserError:
+            Path(log.name).unlink()
+            raise
+        except BaseException as error:
+            error.add_note(f"What the engine printed is in {log.name}")
+            raise
+        else:
+            Path(log.name).unlink()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            for number, copy in enumerate(kept, start=1):
+                os.dup2(copy, number)
+                os.close(copy)
+
+
 @dataclass(frozen=True)
-class Redrawn:
+class Resampled:
     """A completion as it is recorded and as it came out again."""
 
     recorded: dict[str, Any]
@@ -98,7 +128,9 @@ def call_of(artifact: Artifact, work: Work, row: dict[str, Any]) -> tuple[Shard,
     return shard, max(map(len, prompts))
 
 
-def redraw(store: Store, ref: str, question: str, index: int, emit: Emit) -> Redrawn:
+def resample(
+    store: Store, ref: str, question: str, index: int, log: Callable[[str], None]
+) -> Resampled:
     """Draw sample `index` of a question again; `ref` is `presample/KEY`.
 
     UserError when that names nothing that can be drawn again.
@@ -116,7 +148,7 @@ def redraw(store: Store, ref: str, question: str, index: int, emit: Emit) -> Red
         inputs=inputs,
         out_dir=artifact.folder,
         work_dir=store.work_folder(manifest.stage, manifest.key),
-        emit=emit,
+        emit=lambda event: log(event["message"]) if event["event"] == "log" else None,
     )
     model_config = ModelConfig.model_validate(manifest.config["model"])
     sampler = SamplerConfig.model_validate(manifest.config["sampler"])
@@ -131,7 +163,7 @@ def redraw(store: Store, ref: str, question: str, index: int, emit: Emit) -> Red
         seconds = time.monotonic() - started
     place = shard.question_ids.index(row["question_id"])
     sample = samples[place][index - shard.first_sample]
-    return Redrawn(row, sample, shard, seconds, _differences(artifact))
+    return Resampled(row, sample, shard, seconds, _differences(artifact))
 
 
 def _differences(artifact: Artifact) -> list[str]:
@@ -147,7 +179,7 @@ def _differences(artifact: Artifact) -> list[str]:
     return found
 
 
-def words(found: Redrawn) -> str:
+def words(found: Resampled) -> str:
     """What came out, for people."""
     row, shard = found.recorded, found.shard
     lines = [
@@ -167,30 +199,3 @@ def words(found: Redrawn) -> str:
     )
     lines += [f"another text, from token {first + 1} on. Made with: {reasons}", ""]
     return "\n".join([*lines, "recorded:", row["text"], "", "now:", found.sample.text])
-
-
-def main() -> int:
-    """Draw as the command line says and emit one event, 'done' or 'error'; the exit code, 1 for
-    another text."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--store", type=Path, required=True)
-    parser.add_argument("--artifact", required=True)
-    parser.add_argument("--question", required=True)
-    parser.add_argument("--sample", type=int, required=True)
-    parser.add_argument("--log", type=Path, required=True, help="where engines print to")
-    given = parser.parse_args()
-    set_environment()
-    emit = redirect_output(given.log)
-    try:
-        found = redraw(Store(given.store), given.artifact, given.question, given.sample, emit)
-    except UserError as error:
-        emit({"event": "error", "message": str(error)})
-        return EXIT_USER_ERROR
-    emit({"event": "done", "message": words(found)})
-    return 0 if found.is_same else 1
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    os._exit(code)  # no engine's exit handler shall hang here

@@ -51,7 +51,7 @@ def start(module: str, env: dict[str, str], *arguments: str) -> subprocess.Popen
 
 
 def run_arguments(store: Store, found: RunRecord) -> list[str]:
-    """Arguments of `flows.run`."""
+    """Arguments of `tests.support.carry_out`."""
     return ["--store", str(store.root), "--run", found.run_id]
 
 

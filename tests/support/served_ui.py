@@ -79,7 +79,7 @@ class Ui:
         """Start it and wait until it says its address."""
         port = port or free_port()
         arguments = ["--port", str(port), "--store", str(store.root)]
-        process = start("flows.deployment.ui", environment(home), *arguments)
+        process = start("flows.cli.app", environment(home), "ui", *arguments)
         assert process.stdout is not None
         lines = []
         while not lines or not lines[-1].startswith("Prefect UI: "):
@@ -154,7 +154,9 @@ class Ui:
 
     def run(self, found: RunRecord) -> subprocess.Popen[str]:
         """Carry a recorded run out as `ratchet run` does."""
-        return start("flows.run", environment(self.home), *run_arguments(self.store, found))
+        return start(
+            "tests.support.carry_out", environment(self.home), *run_arguments(self.store, found)
+        )
 
 
 def kill(pid: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import ratchet as ratchet_package
 from flows.cli.app import app, main
 from ratchet.store.store import Store
 from tests.conftest import REPO
@@ -51,6 +52,10 @@ def test_options_in_the_readme_exist() -> None:
         help_text = runner.invoke(app, [words[0], "--help"], env={"COLUMNS": "200"}).stdout
         for option in re.findall(r"--[a-z-]+", line):
             assert option in help_text, f"{option} of `ratchet {line}`"
+
+
+def test_the_version_stands_in_one_place() -> None:
+    assert runner.invoke(app, ["--version"]).stdout == f"{ratchet_package.__version__}\n"
 
 
 def notok(folder: Path) -> Path:
@@ -165,6 +170,17 @@ def test_show_writes_nested_figures_out(
         "words          First line.",
         "               Second line.",
     ]
+
+
+def test_plan_shows_every_setting_as_it_is_resolved(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('extends = "demo"\n[grpo]\nsteps = 7\n')
+    done = ratchet("plan", "-p", "mine.toml", "--settings", "-s", "seed=3", cwd=tmp_path)
+    lines = done.stdout.splitlines()
+    told = dict(line.split(" = ", 1) for line in lines)
+    assert (told["seed"], told["grpo.steps"], told["grpo.learning_rate"]) == ("3", "7", "0.001")
+    assert told["questions.train.0.kind"] == '"symbolic"'
+    assert told["grpo.lora.r"] == "16"  # nobody set it
+    assert len(told) == len(lines) > 100
 
 
 def test_plan_says_what_a_setting_would_change(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_every_stage_has_a_form_with_its_own_settings(ui: Ui) -> None:
 
 
 def test_ui_twice_says_that_it_runs(ui: Ui, tmp_path: Path) -> None:
-    process = start("flows.deployment.ui", environment(ui.home), "--store", str(tmp_path))
+    process = start("flows.cli.app", environment(ui.home), "ui", "--store", str(tmp_path))
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     begin = f"error: the UI runs already at http://127.0.0.1:{ui.port}: open it, or stop it"
@@ -89,7 +89,7 @@ def test_ui_twice_says_that_it_runs(ui: Ui, tmp_path: Path) -> None:
 
 def test_ui_on_a_taken_port_says_who_has_it(ui: Ui, tmp_path: Path) -> None:
     options = ["--store", str(tmp_path), "--port"]
-    process = start("flows.deployment.ui", environment(tmp_path), *options, str(ui.port))
+    process = start("flows.cli.app", environment(tmp_path), "ui", *options, str(ui.port))
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2 and len(output.splitlines()) == 1
     assert output.startswith("error: another Prefect server (version 3.")
@@ -98,7 +98,7 @@ def test_ui_on_a_taken_port_says_who_has_it(ui: Ui, tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        process = start("flows.deployment.ui", environment(tmp_path), *options, port)
+        process = start("flows.cli.app", environment(tmp_path), "ui", *options, port)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert output == (f"error: port {port} is taken by another program: take another with --port\n")
@@ -197,7 +197,9 @@ def test_without_prefects_database_everything_is_there(ui: Ui, base: RunRecord) 
     """Another home is what a deleted one amounts to: no history, no deployments."""
     elsewhere = ui.home.with_name("elsewhere")
     again = record(ui.store, ["questions"])
-    terminal = start("flows.run", environment(elsewhere), *run_arguments(ui.store, again))
+    terminal = start(
+        "tests.support.carry_out", environment(elsewhere), *run_arguments(ui.store, again)
+    )
     output, _ = terminal.communicate(timeout=120)
     assert terminal.returncode == 0, output
     assert states(load_run(ui.store, again.run_id)) == {"model": "reused", "questions": "reused"}

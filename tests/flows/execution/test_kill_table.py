@@ -68,7 +68,10 @@ class Row:
         """Start a run as `ratchet run` does."""
         here = ["--here"] if self.here else []
         arguments = [*run_arguments(ui.store, found), *here]
-        self.record, self.terminal = found, start("flows.run", environment(ui.home), *arguments)
+        self.record, self.terminal = (
+            found,
+            start("tests.support.carry_out", environment(ui.home), *arguments),
+        )
 
     def stage_works(self, ui: Ui) -> bool:
         key = self.record.nodes["questions"].key

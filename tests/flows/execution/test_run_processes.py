@@ -50,14 +50,14 @@ def is_alive(pid: int) -> bool:
 def started_run(store: Store, home: Path, *settings: str) -> tuple[str, subprocess.Popen[str]]:
     """A run that is inside its 'questions' stage."""
     found = record(store, ["questions"], *settings)
-    process = start("flows.run", environment(home), *run_arguments(store, found))
+    process = start("tests.support.carry_out", environment(home), *run_arguments(store, found))
     wait_for(lambda: list(store.root.glob("questions/.work-*")) != [], 120, "the stage starts")
     return found.run_id, process
 
 
 def test_without_a_server_then_all_reused_without_prefect(store: Store, home: Path) -> None:
     first = record(store, ["questions"])
-    process = start("flows.run", environment(home), *run_arguments(store, first))
+    process = start("tests.support.carry_out", environment(home), *run_arguments(store, first))
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     assert [line.split()[:2] for line in output.splitlines() if "done" in line] == [
@@ -69,7 +69,9 @@ def test_without_a_server_then_all_reused_without_prefect(store: Store, home: Pa
 
     elsewhere = home / "unused"
     second = record(store, ["questions"])
-    process = start("flows.run", environment(elsewhere), *run_arguments(store, second))
+    process = start(
+        "tests.support.carry_out", environment(elsewhere), *run_arguments(store, second)
+    )
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 0, output
     assert [line.split()[:2] for line in output.splitlines()] == [
@@ -93,7 +95,7 @@ def test_ctrl_c_stops_in_good_order_and_the_same_run_continues(store: Store, hom
     assert states(after) == {"model": "done", "questions": "failed"}
 
     again = record(store, ["questions"], LONG)
-    process = start("flows.run", environment(home), *run_arguments(store, again))
+    process = start("tests.support.carry_out", environment(home), *run_arguments(store, again))
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     assert states(load_run(store, again.run_id)) == {"model": "reused", "questions": "done"}
@@ -119,7 +121,7 @@ def test_killed_run_leaves_no_process(store: Store, home: Path, number: signal.S
 def test_unreachable_server_is_one_line(store: Store, home: Path) -> None:
     found = record(store, ["model"])
     env = environment(home, PREFECT_API_URL="http://127.0.0.1:9/api")
-    process = start("flows.run", env, *run_arguments(store, found))
+    process = start("tests.support.carry_out", env, *run_arguments(store, found))
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 2
     assert output.startswith("error: no Prefect server answers at http://127.0.0.1:9/api")

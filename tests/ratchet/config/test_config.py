@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ratchet.config.load import build_config, from_record, load_config, preset_gist, preset_names
+from ratchet.config import load
+from ratchet.config.load import build_config, from_record, load_config
+from ratchet.config.presets import preset_gist, preset_names
 from ratchet.config.run import RunConfig, SourceConfig
 from ratchet.errors import UserError
 from ratchet.pipeline.dag import ancestors, descendants, nodes, nodes_named
@@ -187,3 +189,22 @@ def test_node_names_are_checked() -> None:
     assert only(config, "evaluate.rl").inputs["model"] == "grpo"
     with pytest.raises(UserError, match="has no stage 'train'"):
         nodes_named(config, "train")
+
+
+def test_renamed_settings_work_and_are_hinted_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load._hint.cache_clear()
+    preset = tmp_path / "old.toml"
+    preset.write_text(
+        '[filter]\nmin_live_share = 0.3\n[[questions.train]]\nkind = "symbolic"\n'
+        '[[questions.test]]\nkind = "symbolic"\n'
+    )
+    assert load_config(str(preset)).headroom.min_live_share == 0.3
+    assert load_config(str(preset), ["filter.min_live_share=0.4"]).headroom.min_live_share == 0.4
+    hint = capsys.readouterr().err
+    assert hint.count("\n") == 1
+    assert "'filter.min_live_share' is now 'headroom.min_live_share'" in hint
+    preset.write_text(preset.read_text() + "[headroom]\nmin_live_share = 0.5\n")
+    with pytest.raises(UserError, match="both are set: leave out"):
+        load_config(str(preset))

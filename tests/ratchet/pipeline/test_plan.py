@@ -10,7 +10,8 @@ import pytest
 
 from flows.cli.audit import Mode, prepare_audit
 from flows.cli.browse import tell_base
-from ratchet.config.load import load_config, preset_names
+from ratchet.config.load import load_config
+from ratchet.config.presets import preset_names
 from ratchet.config.run import RunConfig
 from ratchet.errors import UserError
 from ratchet.pipeline.dag import ancestors, descendants

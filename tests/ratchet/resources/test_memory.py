@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from flows.cli.plan import show
 from flows.cli.resources import memory_verdicts
 from ratchet.config.load import load_config
 from ratchet.config.run import GrpoConfig, LoraConfig, OpdConfig, SftConfig
 from ratchet.models.check import SEEDLING, num_parameters, packaged_model_dir
 from ratchet.models.shape import ModelShape, model_folder, shape_of
-from ratchet.pipeline.request import Request, show
+from ratchet.pipeline.request import Request
 from ratchet.resources import device
 from ratchet.resources.device import Device
 from ratchet.resources.memory import LOGIT_COPIES, Estimate, Part, Sampling, cache_gib, whole_logits

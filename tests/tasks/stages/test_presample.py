@@ -21,7 +21,7 @@ from ratchet.errors import UserError
 from ratchet.models.check import SEEDLING, packaged_model_dir
 from ratchet.store.schemas import to_table, write_table
 from ratchet.store.store import Artifact, Store
-from tasks.commands.resample import redraw, words
+from tasks.commands.resample import resample, words
 from tasks.runtime.context import StageContext, StageResult
 from tasks.stages import presample
 from tests.conftest import REPO
@@ -198,7 +198,7 @@ def test_one_sample_is_drawn_again(straight: Presample) -> None:
     made = kept(straight, "ab" * 10, straight.rows())
     wanted = straight.rows()[4 * 8 + 6]
     arguments = [wanted["question_id"], "6", "--store", str(store.root)]
-    done = CliRunner().invoke(app, ["redraw", made.ref, *arguments])
+    done = CliRunner().invoke(app, ["resample", made.ref, *arguments])
     assert done.exit_code == 0, done.output
     assert "question train-4, sample 6: model" in done.stdout
     assert "3 questions × 4 samples, drawn again" in done.stdout
@@ -207,7 +207,7 @@ def test_one_sample_is_drawn_again(straight: Presample) -> None:
     changed = straight.rows()
     changed[4 * 8 + 6]["token_ids"][2] += 1
     other = kept(straight, "cd" * 10, changed)
-    found = redraw(store, other.ref, wanted["question_id"], 6, lambda event: None)
+    found = resample(store, other.ref, wanted["question_id"], 6, print)
     assert not found.is_same
     assert "another text, from token 3 on. Made with: device cpu, now " in words(found)
 
@@ -218,15 +218,16 @@ def test_what_can_not_be_drawn_again(straight: Presample) -> None:
     store = straight.ctx.store
     made = kept(straight, "ef" * 10, straight.rows())
     with pytest.raises(UserError, match="'train-' is the start of 6 questions in presample/ef"):
-        redraw(store, made.ref, "train-", 0, lambda event: None)
+        resample(store, made.ref, "train-", 0, print)
     with pytest.raises(UserError, match="'x' is the start of no question"):
-        redraw(store, made.ref, "x", 0, lambda event: None)
+        resample(store, made.ref, "x", 0, print)
     with pytest.raises(UserError, match="question train-1 has samples 0 to 7, and no 8"):
-        redraw(store, made.ref, "train-1", 8, lambda event: None)
+        resample(store, made.ref, "train-1", 8, print)
     other_seed = [row | {"seed": row["seed"] + 1} for row in straight.rows()]
     strange = kept(straight, "fe" * 10, other_seed)
     with pytest.raises(UserError, match="was sampled with other prompts than this version"):
-        redraw(store, strange.ref, "train-1", 0, lambda event: None)
+        resample(store, strange.ref, "train-1", 0, print)
     done = CliRunner().invoke(app, ["redraw", "questions/11", "a", "0", "--store", str(store.root)])
     assert isinstance(done.exception, UserError)
     assert "is no presample: name RUN/presample" in str(done.exception)
+    assert done.stderr == "note: `ratchet redraw` is now `ratchet resample`\n"

@@ -170,7 +170,7 @@ def test_a_non_finite_gradient_stops_the_run_and_can_be_replayed(
     assert all(0 < loss < 6 for loss in losses)
     assert tensors[f"0.{EXAMPLE}"].shape == (2,)
     told = subprocess.run(
-        [sys.executable, "-m", "tasks.commands.replay", str(folder)],
+        [sys.executable, "-m", "flows.cli.app", "replay-batch", str(folder)],
         cwd=REPO,
         capture_output=True,
         text=True,
