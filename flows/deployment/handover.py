@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flows.deployment.serve import RECORDED, served_from
-from flows.execution.executor import Conductor
+from flows.execution.executor import RunExecutor
 from flows.pages.markdown import RUN_PATH
 from flows.server import server
 from ratchet.store.runs import RunStatus, load_run, run_folder
@@ -104,48 +104,48 @@ def _counting_ctrl_c() -> Iterator[list[int]]:
         signal.signal(signal.SIGINT, before)
 
 
-def flow_name(conductor: Conductor) -> str:
+def flow_name(executor: RunExecutor) -> str:
     """Which flow carries the run out."""
-    if conductor.is_whole_run:
+    if executor.is_whole_run:
         return "full"
-    return "audit" if conductor.record.targets == ["audit"] else "stage"
+    return "audit" if executor.record.targets == ["audit"] else "stage"
 
 
-def find_serving(conductor: Conductor, api_url: str) -> dict[str, Any] | None:
+def find_serving(executor: RunExecutor, api_url: str) -> dict[str, Any] | None:
     """The served deployment that can carry the run out: this code, on this machine, with this
     store."""
-    found = server.served_deployment(api_url, f"{flow_name(conductor)}/{RECORDED}")
+    found = server.served_deployment(api_url, f"{flow_name(executor)}/{RECORDED}")
     if found is None or found["version"] != served_from():
         return None
-    return found if found["parameters"].get("store") == str(conductor.store.root) else None
+    return found if found["parameters"].get("store") == str(executor.store.root) else None
 
 
-def hand_over(conductor: Conductor, api_url: str, deployment: dict[str, Any]) -> int | None:
+def hand_over(executor: RunExecutor, api_url: str, deployment: dict[str, Any]) -> int | None:
     """Have the deployment carry the run out and follow it; the exit code, or None when nobody
     started it."""
-    run_id = conductor.record.run_id
-    reader = _Reader(events_file(conductor.store, run_id))
+    run_id = executor.record.run_id
+    reader = _Reader(events_file(executor.store, run_id))
     flow_run = server.post(
         f"{api_url}/deployments/{deployment['id']}/create_flow_run",
         {
             "name": run_id,
             "idempotency_key": run_id,  # asked twice, started once
-            "parameters": {"store": str(conductor.store.root), "run_id": run_id},
+            "parameters": {"store": str(executor.store.root), "run_id": run_id},
             "state": {"type": "SCHEDULED"},
         },
     )
     page = f"{api_url.removesuffix('/api')}{RUN_PATH}/{flow_run['id']}"
-    conductor.display.line(f"[dim]run by `ratchet ui`; Ctrl-C cancels it. {page}[/]")
-    return _Follower(conductor, api_url, flow_run["id"], reader).follow()
+    executor.display.line(f"[dim]run by `ratchet ui`; Ctrl-C cancels it. {page}[/]")
+    return _Follower(executor, api_url, flow_run["id"], reader).follow()
 
 
 class _Follower:
     """Shows a run that another process carries out."""
 
     def __init__(
-        self, conductor: Conductor, api_url: str, flow_run_id: str, reader: _Reader
+        self, executor: RunExecutor, api_url: str, flow_run_id: str, reader: _Reader
     ) -> None:
-        self._conductor = conductor
+        self._executor = executor
         self._api_url = api_url
         self._url = f"{api_url}/flow_runs/{flow_run_id}"
         self._reader = reader
@@ -162,7 +162,7 @@ class _Follower:
                 if len(pressed) > heard:
                     heard = len(pressed)
                     if heard > 1:
-                        self._conductor.display.line("left; the run is being cancelled")
+                        self._executor.display.line("left; the run is being cancelled")
                         return EXIT_INTERRUPTED
                     self._cancel()
                 if time.monotonic() - asked >= ASK_SECONDS:
@@ -181,7 +181,7 @@ class _Follower:
             call = item.pop("call")
             if call == "exit":
                 return item["code"]
-            getattr(self._conductor.display, call)(**item)
+            getattr(self._executor.display, call)(**item)
         return None
 
     def _state(self) -> str | None:
@@ -189,7 +189,7 @@ class _Follower:
         try:
             return server.read(self._url)["state"]["type"]
         except OSError:
-            status = load_run(self._conductor.store, self._conductor.record.run_id).status
+            status = load_run(self._executor.store, self._executor.record.run_id).status
             ended = {
                 RunStatus.COMPLETED: "COMPLETED",
                 RunStatus.FAILED: "FAILED",
@@ -203,22 +203,22 @@ class _Follower:
         time.sleep(READ_SECONDS)
         if (code := self._show_news()) is not None:
             return code
-        record = load_run(self._conductor.store, self._conductor.record.run_id)
-        self._conductor.display.line(record.message or f"the run ended as {state.lower()}")
+        record = load_run(self._executor.store, self._executor.record.run_id)
+        self._executor.display.line(record.message or f"the run ended as {state.lower()}")
         return EXIT_BY_STATE[state]
 
     def _is_forgotten(self) -> bool:
         """Whether nobody started the run and nobody will."""
         if time.monotonic() - self._began < PATIENCE_SECONDS:
             return False
-        return find_serving(self._conductor, self._api_url) is None
+        return find_serving(self._executor, self._api_url) is None
 
     def _cancel(self) -> None:
         """Ask the server to cancel the run."""
-        self._conductor.display.line(
+        self._executor.display.line(
             "stopping; what is done stays (Ctrl-C again to leave without waiting)"
         )
         try:
             server.post(f"{self._url}/set_state", {"state": {"type": "CANCELLING"}})
         except OSError as error:
-            self._conductor.display.line(f"the server doesn't answer: {error}")
+            self._executor.display.line(f"the server doesn't answer: {error}")

@@ -97,7 +97,7 @@ def _judged(worker: WorkerOutcome) -> WorkerOutcome:
     return worker
 
 
-class Conductor:
+class RunExecutor:
     """One run in the making."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Conductor:
             prefect_flow_run_id=prefect_flow_run_id,
         )
 
-    def bring_about(
+    def run_node(
         self,
         planned: PlannedNode,
         *,

@@ -30,7 +30,7 @@ from prefect.states import Cancelled, Completed, Crashed, Failed
 from prefect.utilities.engine import link_state_to_flow_run_result
 
 from flows.deployment.handover import Recorder, events_file
-from flows.execution.executor import ENDED, Conductor, NodeOutcome
+from flows.execution.executor import ENDED, NodeOutcome, RunExecutor
 from flows.execution.terminal import KEY_DIGITS
 from flows.pages.publish import ProgressPage, RunPages, create_device_limit, device_slot
 from flows.pages.run_page import drawn_inputs
@@ -58,9 +58,9 @@ def _final_state(outcome: NodeOutcome) -> State[Any]:
     return made(message=f"{outcome.name}: {outcome.message}")
 
 
-def _do(conductor: Conductor, planned: PlannedNode, pages: RunPages) -> NodeOutcome:
+def _do(executor: RunExecutor, planned: PlannedNode, pages: RunPages) -> NodeOutcome:
     """Bring a node about inside its task, telling Prefect as it goes."""
-    progress = ProgressPage(conductor.record.name, planned.node.name)
+    progress = ProgressPage(executor.record.name, planned.node.name)
     logger = get_run_logger()
 
     def listen(event: Event) -> None:
@@ -71,21 +71,21 @@ def _do(conductor: Conductor, planned: PlannedNode, pages: RunPages) -> NodeOutc
 
     pages.stage_begins(planned)
     try:
-        outcome = conductor.bring_about(
+        outcome = executor.run_node(
             planned,
             listen=listen,
             prefect={"flow_run_id": str(flow_run.id), "task_run_id": str(task_run.id)},
             slot=device_slot if is_shared() else nullcontext,
         )
     except TerminationSignal:
-        conductor.ended_from_outside = not cancel_is_wanted(conductor.record.prefect_flow_run_id)
-        outcome = conductor.broken_off(planned)
+        executor.ended_from_outside = not cancel_is_wanted(executor.record.prefect_flow_run_id)
+        outcome = executor.broken_off(planned)
     pages.stage_ended(planned, outcome)
     return outcome
 
 
 def _node_flow(
-    conductor: Conductor, planned: PlannedNode, pages: RunPages
+    executor: RunExecutor, planned: PlannedNode, pages: RunPages
 ) -> Callable[..., State[Any]]:
     """The subflow of a node; call it with `return_state=True`."""
     node = planned.node
@@ -97,12 +97,12 @@ def _node_flow(
         persist_result=False,
     )
     def work() -> State[Any]:
-        return _final_state(_do(conductor, planned, pages))
+        return _final_state(_do(executor, planned, pages))
 
     @flow(name=node.name, flow_run_name=planned.key[:KEY_DIGITS], persist_result=False)
     def bring_about(node: str, key: str, inputs: dict[str, str]) -> State[Any]:
         work(return_state=True)
-        return _final_state(conductor.outcomes[node])
+        return _final_state(executor.outcomes[node])
 
     return bring_about
 
@@ -115,32 +115,32 @@ def _heartbeats(planned: PlannedNode) -> AbstractContextManager[Any]:
 
 
 def _bring_about(
-    conductor: Conductor, planned: PlannedNode, pages: RunPages, inputs: dict[str, str]
+    executor: RunExecutor, planned: PlannedNode, pages: RunPages, inputs: dict[str, str]
 ) -> State[Any]:
     """The final state of a node's subflow.
 
     When a run is retried, Prefect gives back the subflows that were completed without running
     them. The store has the last word: what is gone from it runs again.
     """
-    subflow = _node_flow(conductor, planned, pages)
+    subflow = _node_flow(executor, planned, pages)
     asked = {"node": planned.node.name, "key": planned.key, "inputs": inputs}
     state = subflow(**asked, return_state=True)
-    skipped = state.is_completed() and planned.node.name not in conductor.outcomes
-    if skipped and conductor.found(planned) is None:
+    skipped = state.is_completed() and planned.node.name not in executor.outcomes
+    if skipped and executor.found(planned) is None:
         state = subflow(**asked, return_state=True)
     return state
 
 
-def _bring_all_about(conductor: Conductor, pages: RunPages) -> State[Any] | None:
+def _bring_all_about(executor: RunExecutor, pages: RunPages) -> State[Any] | None:
     """Run the nodes in order; the state of the one that stopped the run, or None."""
     refs: dict[str, str] = {}
-    for planned in conductor.needed:
+    for planned in executor.needed:
         inputs = {role: refs[name] for role, name in drawn_inputs(planned).items()}
         with _heartbeats(planned):
-            state = _bring_about(conductor, planned, pages, inputs)
+            state = _bring_about(executor, planned, pages, inputs)
         if not state.is_completed():
             return state
-        ref = conductor.outcomes[planned.node.name].ref
+        ref = executor.outcomes[planned.node.name].ref
         # Prefect follows returned values; ours come as states, for their names, so we link them.
         link_state_to_flow_run_result(state, ref)
         refs[planned.node.name] = ref
@@ -154,30 +154,30 @@ def conduct(store: str, run_id: str) -> State[Any]:
     """
     opened = Store(Path(store))
     recorder = None if deployment.id is None else Recorder(events_file(opened, run_id))
-    conductor = Conductor(opened, run_id, recorder)
-    conductor.begin(flow_run.id)
-    pages = RunPages(conductor)
+    executor = RunExecutor(opened, run_id, recorder)
+    executor.begin(flow_run.id)
+    pages = RunPages(executor)
     pages.begin()
     if is_shared():
         create_device_limit()
     watching = watching_for_cancel if recorder is None and is_shared() else nullcontext
     try:
-        with on_ctrl_c(conductor), watching(conductor), tags(*pages.tags):
-            stopped_by = _bring_all_about(conductor, pages)
+        with on_ctrl_c(executor), watching(executor), tags(*pages.tags):
+            stopped_by = _bring_all_about(executor, pages)
     except BaseException as error:
-        conductor.ended_from_outside = isinstance(
-            error, TerminationSignal
-        ) and not cancel_is_wanted(flow_run.id)
-        conductor.finish(error)
+        executor.ended_from_outside = isinstance(error, TerminationSignal) and not cancel_is_wanted(
+            flow_run.id
+        )
+        executor.finish(error)
         raise
-    verdict = conductor.verdict()
+    verdict = executor.verdict()
     pages.update()
-    code = conductor.finish()
+    code = executor.finish()
     if recorder is not None:
         recorder.exit(code)
     if stopped_by is not None:
         return State(type=stopped_by.type, name=stopped_by.name, message=stopped_by.message)
-    return Completed(message=verdict or f"{len(conductor.outcomes)} stages are there")
+    return Completed(message=verdict or f"{len(executor.outcomes)} stages are there")
 
 
 @flow(name="full", flow_run_name="{run_id}", persist_result=False)

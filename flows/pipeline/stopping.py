@@ -23,7 +23,7 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import PrefectHTTPStatusError
 
-from flows.execution.executor import Conductor
+from flows.execution.executor import RunExecutor
 
 WATCH_SECONDS = 3.0
 STOPPING = "stopping; what is done stays (Ctrl-C again to break off)"
@@ -42,7 +42,7 @@ def cancel_is_wanted(flow_run_id: str | None) -> bool:
 
 
 @contextmanager
-def on_ctrl_c(conductor: Conductor) -> Iterator[None]:
+def on_ctrl_c(executor: RunExecutor) -> Iterator[None]:
     """Ctrl-C stops the worker and ends the run in good order; a second one breaks off at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -51,8 +51,8 @@ def on_ctrl_c(conductor: Conductor) -> Iterator[None]:
 
     def on_signal(*_: object) -> None:
         signal.signal(signal.SIGINT, before)
-        conductor.display.line(STOPPING)
-        conductor.stop()
+        executor.display.line(STOPPING)
+        executor.stop()
 
     signal.signal(signal.SIGINT, on_signal)
     try:
@@ -62,15 +62,15 @@ def on_ctrl_c(conductor: Conductor) -> Iterator[None]:
 
 
 @contextmanager
-def watching_for_cancel(conductor: Conductor) -> Iterator[None]:
+def watching_for_cancel(executor: RunExecutor) -> Iterator[None]:
     """Stop the worker once the flow run is cancelled in the UI; for runs without a runner."""
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(WATCH_SECONDS):
-            if cancel_is_wanted(conductor.record.prefect_flow_run_id):
-                conductor.display.line("cancelled in the Prefect UI")
-                conductor.stop()
+            if cancel_is_wanted(executor.record.prefect_flow_run_id):
+                executor.display.line("cancelled in the Prefect UI")
+                executor.stop()
                 return
 
     thread = threading.Thread(target=watch, name="watch for cancel", daemon=True)

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from flows.deployment.handover import Recorder, _Follower, _Reader, events_file, find_serving
 from flows.deployment.serve import served_from
-from flows.execution.executor import Conductor
+from flows.execution.executor import RunExecutor
 from flows.execution.terminal import Display
 from flows.server import server
 from ratchet.errors import UserError
@@ -72,7 +72,7 @@ def test_a_server_that_is_not_older_will_do(
 
 def test_a_run_is_handed_over_to_the_same_store_and_code_only(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    conductor = Conductor(store, record(store, ["model"]).run_id, Display([]))
+    executor = RunExecutor(store, record(store, ["model"]).run_id, Display([]))
     good = {
         "version": served_from(),
         "parameters": {"store": str(store.root)},
@@ -87,12 +87,12 @@ def test_a_run_is_handed_over_to_the_same_store_and_code_only(tmp_path: Path) ->
     ]
     path = "/api/deployments/name/stage/recorded"
     with answering({path: good}) as url:
-        assert find_serving(conductor, url) == good
+        assert find_serving(executor, url) == good
     for other in others:
         with answering({path: good | other}) as url:
-            assert find_serving(conductor, url) is None, other
+            assert find_serving(executor, url) is None, other
     with answering({}) as url:
-        assert find_serving(conductor, url) is None
+        assert find_serving(executor, url) is None
 
 
 def test_the_terminal_shows_what_the_runs_process_recorded(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_the_terminal_shows_what_the_runs_process_recorded(tmp_path: Path) -> No
     with path.open("a") as file:
         file.write('{"call": "line", "te')  # a line that is still being written
     follower = _Follower(
-        Conductor(store, found.run_id, display), "http://127.0.0.1:9/api", "x", reader
+        RunExecutor(store, found.run_id, display), "http://127.0.0.1:9/api", "x", reader
     )
     assert follower.follow() == 2
     assert shown.getvalue() == "model  looking\nmodel  done     abcdef  0.1 s\n"
@@ -138,7 +138,7 @@ def test_a_run_whose_process_died_ends_the_following_even_without_a_server(tmp_p
         "its process died",
     )
     shown = io.StringIO()
-    conductor = Conductor(store, found.run_id, Display(["model"], Console(file=shown, width=100)))
+    executor = RunExecutor(store, found.run_id, Display(["model"], Console(file=shown, width=100)))
     reader = _Reader(events_file(store, found.run_id))
-    assert _Follower(conductor, "http://127.0.0.1:9/api", "x", reader).follow() == 1
+    assert _Follower(executor, "http://127.0.0.1:9/api", "x", reader).follow() == 1
     assert "its process died in 'model'; the same command continues there" in shown.getvalue()
