@@ -23,8 +23,8 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from flows.deployment.handover import EXIT_INTERRUPTED, find_serving, flow_name, hand_over
-from flows.execution.executor import EXIT_CODES, RunExecutor
+from flows.deployment.handover import EXIT_BY_STATE, find_serving, flow_name, hand_over
+from flows.execution.executor import EXIT_CODES, EXIT_INTERRUPTED, RunExecutor
 from flows.server import server, settings
 from ratchet.errors import EXIT_USER_ERROR, UserError
 from ratchet.store.runs import run_folder
@@ -54,17 +54,12 @@ def run_with_prefect(executor: RunExecutor, api_url: str | None) -> int:
             api_url = server.api_url_at(port)
             os.environ[server.PRIVATE] = "1"
         os.environ["PREFECT_API_URL"] = api_url
-        from prefect.client.schemas.objects import StateType
-
         from flows.pages.publish import send_what_is_queued
-        from flows.pipeline.flow import REFUSED, full
-        from flows.pipeline.flow_audit import audit
-        from flows.pipeline.flow_stage import stage
+        from flows.pipeline.flow import FLOWS, REFUSED
 
         if server.PRIVATE in os.environ:
             server.wait_until_healthy(process, port, log_file)
-        flow = {"full": full, "stage": stage, "audit": audit}[flow_name(executor)]
-        state = flow(
+        state = FLOWS[flow_name(executor)](
             store=str(executor.store.root), run_id=executor.record.run_id, return_state=True
         )
         send_what_is_queued()
@@ -73,12 +68,7 @@ def run_with_prefect(executor: RunExecutor, api_url: str | None) -> int:
         raise escaped  # a fault of ours; what stops a stage comes back as a state
     if state.name == REFUSED:
         return EXIT_CODES[WorkerState.REFUSED]
-    codes = {
-        StateType.COMPLETED: 0,
-        StateType.FAILED: EXIT_USER_ERROR,
-        StateType.CANCELLED: EXIT_INTERRUPTED,
-    }
-    return codes.get(state.type, 1)
+    return EXIT_BY_STATE[state.type.value]
 
 
 def run(executor: RunExecutor, *, here: bool = False) -> int:

@@ -93,7 +93,7 @@ def delete_flow_runs(parent: Any) -> None:
 
 
 def run_flow(store: Store, run_id: str) -> Any:
-    from flows.pipeline.flow_stage import stage
+    from flows.pipeline.flow import stage
 
     return stage(store=str(store.root), run_id=run_id, return_state=True)
 
