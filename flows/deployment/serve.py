@@ -32,7 +32,6 @@ RUNS_AT_ONCE = 6
 """Stages still take turns on the device; this bounds the waiting processes."""
 QUERY_SECONDS = 2.0
 """How often the server is asked for runs to start."""
-FULL = "full"
 RECORDED = "recorded"
 RECORDING_COMMANDS = {
     "full": "ratchet run",
@@ -76,7 +75,7 @@ def deployments(store: Path) -> list[RunnerDeployment]:
     return [
         deployment(
             form_flows.pipeline,
-            FULL,
+            "full",
             "flows.pipeline.form_flows.pipeline",
             "The whole pipeline: choose a preset, change what you like, run.",
         ),

@@ -50,12 +50,12 @@ def _final_state(outcome: NodeOutcome) -> State[Any]:
     if outcome.ok:
         name = "Cached" if outcome.state is NodeState.REUSED else "Completed"
         return State(type=StateType.COMPLETED, name=name, message=outcome.ref, data=outcome.ref)
+    message = f"{outcome.name}: {outcome.message}"
     if outcome.worker_state is WorkerState.REFUSED:
-        words = f"{outcome.name}: {outcome.message}"
-        return State(type=StateType.FAILED, name=REFUSED, message=words)
+        return State(type=StateType.FAILED, name=REFUSED, message=message)
     ending = {WorkerState.STOPPED: Cancelled, WorkerState.CRASHED: Crashed}
     made = Crashed if outcome.message == ENDED else ending.get(outcome.worker_state, Failed)
-    return made(message=f"{outcome.name}: {outcome.message}")
+    return made(message=message)
 
 
 def _node_flow(
