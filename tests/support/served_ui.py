@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -59,12 +58,6 @@ def pids_with(text: str) -> list[int]:
     ]
 
 
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return trial.getsockname()[1]
-
-
 @dataclass
 class Ui:
     """A running `ratchet ui`."""
@@ -77,7 +70,7 @@ class Ui:
     @classmethod
     def start(cls, home: Path, store: Store, port: int | None = None) -> Ui:
         """Start it and wait until it says its address."""
-        port = port or free_port()
+        port = port or server.free_port()
         arguments = ["--port", str(port), "--store", str(store.root)]
         process = start("flows.cli.app", environment(home), "ui", *arguments)
         assert process.stdout is not None

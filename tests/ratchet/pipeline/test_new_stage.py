@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from flows.cli.app import app
-from flows.execution.executor import Conductor, NodeOutcome
+from flows.execution.executor import NodeOutcome, RunExecutor
 from flows.pages.run_page import run_page
 from flows.pages.stage_page import Links, node_page
 from flows.pages.tables import stage_table
@@ -53,14 +53,14 @@ STAGE = Stage(
 '''
 
 
-def carried_out(store: Store) -> tuple[Conductor, NodeOutcome]:
+def carried_out(store: Store) -> tuple[RunExecutor, NodeOutcome]:
     """A run that was asked for the new stage, and what became of it."""
-    conductor = Conductor(store, record(store, ["tally"]).run_id)
-    conductor.begin()
-    outcomes = [conductor.bring_about(planned) for planned in conductor.needed]
-    assert conductor.finish() == 0
+    executor = RunExecutor(store, record(store, ["tally"]).run_id)
+    executor.begin()
+    outcomes = [executor.run_node(planned) for planned in executor.needed]
+    assert executor.finish() == 0
     assert [one.name for one in outcomes] == ["model", "questions", "decontaminate", "tally"]
-    return conductor, outcomes[-1]
+    return executor, outcomes[-1]
 
 
 def shown(store: Store, ref: str) -> str:
@@ -84,8 +84,8 @@ def test_one_file_and_one_line_make_a_stage(
     monkeypatch.setitem(STAGES, "tally", importlib.import_module("tally").STAGE)  # the line
 
     store = Store(tmp_path / "store")
-    conductor, built = carried_out(store)
-    plan = conductor.plan
+    executor, built = carried_out(store)
+    plan = executor.plan
     assert plan.nodes[-1].node.name == "report"
     assert plan.named("report").node.inputs["tally"] == "tally"
     assert built.state is NodeState.DONE
@@ -104,12 +104,12 @@ def test_one_file_and_one_line_make_a_stage(
     assert "Words were counted." in text and f"{words:,}" in text
 
     headline = f"questions 32, words {words}, run 13"
-    page = node_page(conductor, planned, built, Links())
+    page = node_page(executor, planned, built, Links())
     assert f"## {headline}" in page and "Words were counted." in page and "Count words." in page
     assert f"**{words} words**" in page and "data:image/svg+xml" in page
     assert "decontaminate" in page.partition("## Made from")[2]
     assert {"figure": "words", "value": words} in stage_table(made)
-    page = run_page(conductor, Links())
+    page = run_page(executor, Links())
     assert headline in page and "<b>tally</b><br/>questions 32" in page
     assert forms.change_model("tally") is not None
 
@@ -118,7 +118,7 @@ def test_one_file_and_one_line_make_a_stage(
     (tmp_path / "tally.py").write_text(FILE.replace("sum(words)", "max(words)"))
     code.covered.cache_clear()
     code._module_parts.cache_clear()
-    changed = make_plan(conductor.config, store, previous=again.record).named("tally")
+    changed = make_plan(executor.config, store, previous=again.record).named("tally")
     assert changed.state == "run" and changed.why == "its code has changed"
     code.covered.cache_clear()
     code._module_parts.cache_clear()
