@@ -96,7 +96,7 @@ def serve(kind: str, steps: int, engine: str, folder: Path) -> None:
     from ratchet.rollouts.training_log import StepRecords
     from tasks.grpo import build
     from tasks.grpo.data import build_prompts, rl_questions
-    from tasks.grpo.progress import Watch
+    from tasks.grpo.callbacks import Watch
     from tasks.models.checkpoints import load_tokenizer
     from tests.support.tiny_grpo import SEEDLING, context
 

@@ -15,8 +15,8 @@ from tasks.grpo.backend import check_backend, sampling_backend
 from tasks.grpo.budget import TokenBudget
 from tasks.grpo.data import Prompts
 from tasks.grpo.dev import DevCheck
-from tasks.grpo.halt import Oversight
-from tasks.grpo.rewards import checked_rewards
+from tasks.grpo.drift_guard import Oversight
+from ratchet.rewards.checked import checked_rewards
 from tasks.grpo.sections import Sections
 from tasks.grpo.settings import (
     attention,

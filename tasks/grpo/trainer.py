@@ -33,7 +33,7 @@ from ratchet.verifier import Style, verify_batch
 from tasks.grpo.data import Prompts
 from tasks.grpo.dynamic_sampling import Answer, Draw, Refilled, refill
 from tasks.grpo.figures import Surprise, sampling_figures
-from tasks.grpo.halt import Oversight
+from tasks.grpo.drift_guard import Oversight
 from tasks.grpo.rollout import Rollout, Scoring, finite
 
 Logged = dict[str, float | int | None]

@@ -38,9 +38,9 @@ from tasks.grpo.budget import tokens_of
 from tasks.grpo.build import build_trainer
 from tasks.grpo.data import Prompts, build_prompts, rl_questions
 from tasks.grpo.finish import NUM_FIXED_TEXTS, markdown, save_policy, summarise
-from tasks.grpo.halt import lost_sampler
+from tasks.grpo.drift_guard import lost_sampler
 from tasks.grpo.processes import train_in_processes
-from tasks.grpo.progress import Watch
+from tasks.grpo.callbacks import Watch
 from tasks.grpo.sections import Sections
 from tasks.grpo.trainer import RolloutTrainer
 from tasks.models.checkpoints import load_tokenizer

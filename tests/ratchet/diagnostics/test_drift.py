@@ -21,7 +21,7 @@ from tasks.grpo import diagnose_drift as last_look
 from tasks.grpo.base_weights import changed, frozen_checksums
 from tasks.grpo.diagnose_drift import look
 from tasks.grpo.figures import Surprise, mean_and_error, sampling_figures
-from tasks.grpo.halt import Oversight
+from tasks.grpo.drift_guard import Oversight
 
 HEALTHY = {
     "drift_mean": 3e-7,

@@ -18,7 +18,7 @@ from ratchet.verifier import Style
 from tasks.grpo.data import rl_questions, training_order
 from tasks.grpo.figures import effective_share, live_groups, sampling_figures
 from tasks.grpo.finish import edge_means, summarise
-from tasks.grpo.rewards import CheckedReward, checked_rewards
+from ratchet.rewards.checked import CheckedReward, checked_rewards
 from tasks.grpo.settings import (
     accumulation_steps,
     generation_batches,
