@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ratchet.diagnostics.doctor import Ailment, examine
+from ratchet.diagnostics.doctor import Diagnosis, examine
 from ratchet.rollouts.training_log import StepRecords
-from ratchet.rollouts.training_run import case_of
+from ratchet.rollouts.training_run import evidence_of
 from tasks.runtime.context import StageContext
 
 EXAMINE_EVERY = 10
@@ -35,7 +35,7 @@ class Watch:
         self.records = records
         self.config = config
         self.adapter = adapter
-        self.told: set[Ailment] = set()
+        self.told: set[Diagnosis] = set()
 
     def __call__(self, step: int, figures: Mapping[str, Any]) -> None:
         """Called after each optimizer step."""
@@ -46,13 +46,13 @@ class Watch:
             self._examine(step)
 
     def _examine(self, step: int) -> None:
-        """Tell what seems to hold the run back, each ailment once."""
+        """Tell what seems to hold the run back, each diagnosis once."""
         first = max(1, step - EXAMINED_STEPS + 1)
         rows = [row for one in range(first, step + 1) for row in self.records.rollouts_of(one)]
-        case = case_of(self.config, self.records.metrics(), rows, self.adapter)
-        for symptom in examine(case):
-            if symptom.ailment not in self.told:
-                self.told.add(symptom.ailment)
+        evidence = evidence_of(self.config, self.records.metrics(), rows, self.adapter)
+        for finding in examine(evidence):
+            if finding.diagnosis not in self.told:
+                self.told.add(finding.diagnosis)
                 self.ctx.log(
-                    f"doctor, step {step}: {symptom.ailment}: {symptom.evidence}. {symptom.advice}"
+                    f"doctor, step {step}: {finding.diagnosis}: {finding.seen}. {finding.advice}"
                 )
