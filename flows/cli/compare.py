@@ -1,4 +1,4 @@
-"""The command `compare`: any two arms question by question, from what the store holds.
+"""The command `compare`: any two variants question by question, from what the store holds.
 
 A side is a run (its trained model), a node of a run, an artifact, or a model's folder or hub id. A
 model counts where stage 'evaluate' has answered for it; of several evaluations of one model the
@@ -8,6 +8,7 @@ newest that fits the other side is taken.
 from __future__ import annotations
 
 import json
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ratchet.evaluation.comparison import Slice
-    from ratchet.evaluation.judgement import Judgement
+    from ratchet.evaluation.comparison_result import ComparisonResult
     from ratchet.store.store import Artifact, Store
 
 Row = dict[str, Any]
@@ -31,7 +32,7 @@ SideArgument = Annotated[
         "or hub id."
     ),
 ]
-CHANGES = (("gained", "maths"), ("lost", "maths"), ("gained", "format"), ("lost", "format"))
+CHANGES = [(change, what) for what in ("maths", "format") for change in ("improved", "regressed")]
 
 
 def register(app: typer.Typer) -> None:
@@ -65,7 +66,7 @@ def evaluations(store: Store, ref: str) -> list[Artifact]:
     if not found:
         raise UserError(
             f"'{ref}' ({named[0].ref}) has not been evaluated: add its model to a comparison with "
-            '--set \'evaluate.arms=[{name="other", path="FOLDER"}]\''
+            '--set \'evaluate.variants=[{name="other", path="FOLDER"}]\''
         )
     return found
 
@@ -122,29 +123,33 @@ def compare(
     store: StoreOption = DEFAULT_STORE,
     benchmark: Annotated[str | None, typer.Option(help="Only this benchmark.")] = None,
     band: Annotated[str | None, typer.Option(help="Only this difficulty band.")] = None,
-    flips: Annotated[
+    changed: Annotated[
         int, typer.Option(min=0, help="Changed answers shown of each kind, with completions.")
     ] = 2,
+    flips: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compare two models question by question: B against A, with what changed."""
-    from ratchet.evaluation.judgement import judge_arms, price_of
+    from ratchet.evaluation.comparison_result import compare_evaluations, price_of
 
+    if flips is not None:
+        print("note: '--flips' is now '--changed'; it works in this release", file=sys.stderr)
+        changed = flips
     opened = open_store(store, must_exist=True)
     first, second = matching(opened, a, b)
-    arms = {a: first, b: second}
+    variants = {a: first, b: second}
     settings = first.manifest.config["evaluate"]
-    judged = judge_arms(
-        arms,
+    judged = compare_evaluations(
+        variants,
         questions_of(opened, first),
         samples=settings["samples"],
         confidence=settings["confidence"],
         seed=0,
-        price=price_of(opened, arms),
+        price=price_of(opened, variants),
     )
     wanted = chosen(judged.parts, benchmark, band)
     if as_json:
-        print(json.dumps(_as_json(judged, arms, wanted), indent=2, ensure_ascii=False))
+        print(json.dumps(_as_json(judged, variants, wanted), indent=2, ensure_ascii=False))
         return
     from rich.console import Console
 
@@ -157,7 +162,7 @@ def compare(
             style="yellow",
         )
     _print_tables(console, judged, wanted)
-    _print_flips(console, judged, wanted, flips)
+    _print_changes(console, judged, wanted, changed)
 
 
 def chosen(parts: list[Slice], benchmark: str | None, band: str | None) -> set[tuple[str, str]]:
@@ -178,23 +183,25 @@ def _inside(row: Row, wanted: set[tuple[str, str]]) -> bool:
     return (row["benchmark"], row["band"]) in wanted
 
 
-def _as_json(judged: Judgement, arms: dict[str, Artifact], wanted: set[tuple[str, str]]) -> Row:
+def _as_json(
+    judged: ComparisonResult, variants: dict[str, Artifact], wanted: set[tuple[str, str]]
+) -> Row:
     return {
-        "arms": {name: artifact.ref for name, artifact in arms.items()},
+        "variants": {name: artifact.ref for name, artifact in variants.items()},
         "verdicts": [verdict.as_dict() for verdict in judged.verdicts],
         "warnings": judged.warnings,
         "described": [row for row in judged.described if _inside(row, wanted)],
         "compared": [row for row in judged.compared if _inside(row, wanted)],
-        "num_flips": judged.num_flips,
-        "flips": [row for row in judged.flips if _flip_inside(row, wanted)],
+        "num_changed": judged.num_changed,
+        "changed_answers": [row for row in judged.changed if _change_inside(row, wanted)],
     }
 
 
-def _flip_inside(row: Row, wanted: set[tuple[str, str]]) -> bool:
+def _change_inside(row: Row, wanted: set[tuple[str, str]]) -> bool:
     return _inside(row, wanted) or (row["benchmark"], "all") in wanted
 
 
-def _print_tables(console: Console, judged: Judgement, wanted: set[tuple[str, str]]) -> None:
+def _print_tables(console: Console, judged: ComparisonResult, wanted: set[tuple[str, str]]) -> None:
     from rich.table import Table
 
     from ratchet.evaluation.comparison import ALL_BANDS
@@ -203,7 +210,7 @@ def _print_tables(console: Console, judged: Judgement, wanted: set[tuple[str, st
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("\nquestions", "\nmetric"):
         table.add_column(heading)
-    for heading in ("n", "A → B, %", "points", "interval", "p", "flips"):
+    for heading in ("n", "A → B, %", "points", "interval", "p", "changed"):
         table.add_column(f"\n{heading}", justify="right", no_wrap=True)
     names = list(dict.fromkeys(part.benchmark for part in judged.parts))
     rows = [row for row in judged.compared if _inside(row, wanted)]
@@ -222,27 +229,27 @@ def _print_tables(console: Console, judged: Judgement, wanted: set[tuple[str, st
             style={1: "green", -1: "red", 0: ""}[direction(row, judged.confidence)],
         )
     console.print(table)
-    a, b = judged.arms
+    a, b = judged.variants
     console.print(f"A: {a}; B: {b}. The p-values of bands are Holm's.", style="dim", markup=False)
 
 
-def _print_flips(
-    console: Console, judged: Judgement, wanted: set[tuple[str, str]], number: int
+def _print_changes(
+    console: Console, judged: ComparisonResult, wanted: set[tuple[str, str]], number: int
 ) -> None:
     """Some changed answers of each kind; everything a model wrote is printed as it is."""
     for change, what in CHANGES if number else ():
         found = [
             row
-            for row in judged.flips
-            if (row["change"], row["what"]) == (change, what) and _flip_inside(row, wanted)
+            for row in judged.changed
+            if (row["change"], row["what"]) == (change, what) and _change_inside(row, wanted)
         ]
         for row in found[:number]:
             title = f"\n{change} by {what}: {row['question_id']} ({row['benchmark']})"
             console.print(title, style="bold", markup=False)
             console.print(f"{row['question']}\nRight answer: {row['gold']}", markup=False)
-            for label, arm, answer in zip(
-                "AB", (row["arm_a"], row["arm_b"]), (row["a"], row["b"]), strict=True
+            for label, variant, answer in zip(
+                "AB", (row["variant_a"], row["variant_b"]), (row["a"], row["b"]), strict=True
             ):
                 read = "nothing read" if answer["extracted"] is None else answer["extracted"]
-                console.print(f"{label} {arm}: {read}", style="dim", markup=False)
+                console.print(f"{label} {variant}: {read}", style="dim", markup=False)
                 console.print(answer["text"], markup=False)

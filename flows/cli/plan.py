@@ -62,15 +62,15 @@ def show(request: Request, as_json: bool) -> None:
         store.find(name, plan.named(name).key) for name in ("questions", "decontaminate")
     )
     show_resources(config, store, running, num_train(config, clean or loaded))
-    _print_foresight(config, loaded)
+    _print_detectable(config, loaded)
 
 
-def _print_foresight(config: RunConfig, questions: Artifact | None) -> None:
+def _print_detectable(config: RunConfig, questions: Artifact | None) -> None:
     """What the comparison will be able to see, from the questions themselves if they are there."""
-    from ratchet.evaluation.power import counts_in, expected_counts, foresight
+    from ratchet.evaluation.power import counts_in, detectable_differences, expected_counts
 
     counts = expected_counts(config) if questions is None else counts_in(questions)
-    lines = foresight(counts, config.evaluate.confidence)
+    lines = detectable_differences(counts, config.evaluate.confidence)
     if lines:
         print("\nThe comparison at the end finds a true difference, 4 times in 5, from")
         print("\n".join(f"  {line}" for line in lines))

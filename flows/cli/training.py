@@ -183,14 +183,14 @@ def doctor(
         raise UserError(
             f"{training.label} has {len(training.metrics)} steps: the doctor needs {MIN_STEPS}"
         )
-    case = training.case()
-    symptoms = examine(case)
+    evidence = training.evidence()
+    findings = examine(evidence)
     if as_json:
         print(
             json.dumps(
                 [
-                    {"ailment": one.ailment, "evidence": one.evidence, "advice": one.advice}
-                    for one in symptoms
+                    {"diagnosis": one.diagnosis, "evidence": one.seen, "advice": one.advice}
+                    for one in findings
                 ]
             )
         )
@@ -198,15 +198,15 @@ def doctor(
     from rich.console import Console
 
     console = Console()
-    trend = case.trend()
+    trend = evidence.trend()
     moved = "rose" if trend.rose else "did not rise"
     console.print(f"[bold]{training.label}[/]  {len(training.metrics)} steps", highlight=False)
     console.print(f"the reward {moved}: {trend.words}", highlight=False)
-    for symptom in symptoms:
-        console.print(f"\n[bold red]{symptom.ailment}[/]", highlight=False)
-        console.print(f"  {symptom.evidence}", highlight=False, markup=False)
-        console.print(f"  → {symptom.advice}", highlight=False, markup=False)
-    if symptoms:
+    for finding in findings:
+        console.print(f"\n[bold red]{finding.diagnosis}[/]", highlight=False)
+        console.print(f"  {finding.seen}", highlight=False, markup=False)
+        console.print(f"  → {finding.advice}", highlight=False, markup=False)
+    if findings:
         return
     console.print("nothing of what usually holds a run back shows", highlight=False)
     if not trend.rose:

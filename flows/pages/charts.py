@@ -32,7 +32,7 @@ MERMAID_CHARACTERS = 50_000
 def charts(stage: str, inputs: Mapping[str, Artifact]) -> list[Chart]:
     """The plots of a stage.
 
-    `inputs` holds its artifact under its node's name, and the warm start's, which names an arm.
+    `inputs` holds its artifact under its node's name, and the warm start's, which names a variant.
     """
     named = STAGES[stage].charts
     if not named:  # without loading matplotlib

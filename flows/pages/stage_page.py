@@ -92,7 +92,7 @@ def _bars(artifact: Artifact) -> list[str]:
 
 def plots(executor: RunExecutor, planned: PlannedNode) -> list[str]:
     """Lines that show a stage's plots."""
-    names = {planned.node.name, "warmstart"}  # the warm start names an arm
+    names = {planned.node.name, "warmstart"}  # the warm start names a variant
     present = (one.node.name for one in executor.plan.nodes if one.node.name in names)
     found = {name: executor.artifact(name) for name in present}
     # A control's node, `grpo.random-reward`, is drawn as the run's own.

@@ -1,4 +1,4 @@
-"""The section of the configuration that measures: decoding, further arms, controls."""
+"""The section of the configuration that measures: decoding, further variants, controls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pydantic import Field, model_validator
 
 from ratchet.config.base import Section
 
-OWN_ARMS = ("baseline", "warmstart", "rl")
-RESERVED = ("questions", *OWN_ARMS)
+OWN_VARIANTS = ("baseline", "warmstart", "rl")
+RESERVED = ("questions", *OWN_VARIANTS)
 
 
 class Control(StrEnum):
@@ -19,7 +19,7 @@ class Control(StrEnum):
     FORMAT = "format-reward"
 
 
-class ArmConfig(Section):
+class VariantConfig(Section):
     """A further model that answers the held-out questions."""
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
@@ -44,22 +44,26 @@ class EvaluateConfig(Section):
     """Questions per shard."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Level of all intervals."""
-    arms: tuple[ArmConfig, ...] = ()
+    variants: tuple[VariantConfig, ...] = ()
     """Further models in the comparison: published ones, other checkpoints."""
     controls: tuple[Control, ...] = ()
-    """Control arms; each costs another RL run."""
+    """Control variants; each costs another RL run."""
 
     @model_validator(mode="after")
     def _names_apart(self) -> EvaluateConfig:
-        names = [arm.name for arm in self.arms] + [control.value for control in self.controls]
+        names = [variant.name for variant in self.variants] + [
+            control.value for control in self.controls
+        ]
         for name in names:
             if name in RESERVED:
-                raise ValueError(f"arm name '{name}' is taken: choose another for evaluate.arms")
+                raise ValueError(
+                    f"variant name '{name}' is taken: choose another for evaluate.variants"
+                )
             if names.count(name) > 1:
-                raise ValueError(f"two arms are called '{name}': give each its own name")
+                raise ValueError(f"two variants are called '{name}': give each its own name")
         return self
 
     @property
     def alone(self) -> EvaluateConfig:
-        """What an arm's own evaluation depends on: everything but who else is compared."""
-        return self.model_copy(update={"arms": (), "controls": ()})
+        """What a variant's own evaluation depends on: everything but who else is compared."""
+        return self.model_copy(update={"variants": (), "controls": ()})

@@ -31,6 +31,7 @@ UNTRUNCATED = ("top_p", "top_k", "min_p", "repetition_penalty")
 """Sampling parameters that RL has no settings for; the model's own are dropped."""
 
 RENAMED_SETTINGS = {
+    "evaluate.arms": "evaluate.variants",
     "filter.min_live_share": "headroom.min_live_share",
     "questions.decontaminate_words": "decontaminate.words",
 }
@@ -278,13 +279,13 @@ def _resolve_paths(config: RunConfig, data: Path | None) -> RunConfig:
     if Path(config.model.path).is_dir() and config.model.path not in PACKAGED:
         path = str(Path(config.model.path).resolve())
         updates["model"] = config.model.model_copy(update={"path": path})
-    arms = [
-        arm.model_copy(update={"path": str(Path(arm.path).resolve())})
-        if Path(arm.path).is_dir() and arm.path not in PACKAGED
-        else arm
-        for arm in config.evaluate.arms
+    variants = [
+        variant.model_copy(update={"path": str(Path(variant.path).resolve())})
+        if Path(variant.path).is_dir() and variant.path not in PACKAGED
+        else variant
+        for variant in config.evaluate.variants
     ]
-    updates["evaluate"] = config.evaluate.model_copy(update={"arms": tuple(arms)})
+    updates["evaluate"] = config.evaluate.model_copy(update={"variants": tuple(variants)})
     teacher = config.opd.teacher
     if teacher is not None and Path(teacher).is_dir():
         updates["opd"] = config.opd.model_copy(update={"teacher": str(Path(teacher).resolve())})

@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from ratchet.config.base import Section
-from ratchet.config.evaluate import ArmConfig, Control, EvaluateConfig
+from ratchet.config.evaluate import Control, EvaluateConfig, VariantConfig
 from ratchet.config.training import (
     AuditConfig,
     GrpoConfig,
@@ -28,7 +28,6 @@ from ratchet.config.training import (
 from ratchet.config.workers import WorkersConfig
 
 __all__ = [
-    "ArmConfig",
     "AuditConfig",
     "BenchmarkConfig",
     "Control",
@@ -54,6 +53,7 @@ __all__ = [
     "SftConfig",
     "SourceConfig",
     "SourceKind",
+    "VariantConfig",
     "WandbConfig",
     "WarmstartConfig",
     "WorkersConfig",
@@ -150,7 +150,7 @@ class QuestionsConfig(Section):
     dev: tuple[SourceConfig, ...] = ()
     """Held-out questions for benchmark and checkpoint choice."""
     test: tuple[SourceConfig, ...] = Field(min_length=1)
-    """Held-out questions for the final comparison, touched once per arm."""
+    """Held-out questions for the final comparison, touched once per variant."""
     max_prompt_tokens: int = Field(default=512, ge=8)
     """Rows with a longer rendered prompt are dropped at the door and counted."""
 

@@ -44,7 +44,7 @@ CORRECTNESS = frozenset(
 MLP_MODULES = ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "fc1", "fc2", "c_fc")
 
 
-class Ailment(StrEnum):
+class Diagnosis(StrEnum):
     """What can hold a run back."""
 
     DRIFT = "drift"
@@ -62,18 +62,18 @@ class Ailment(StrEnum):
 
 
 @dataclass(frozen=True)
-class Symptom:
-    """One ailment that shows."""
+class Finding:
+    """A diagnosis, and what it is made from."""
 
-    ailment: Ailment
-    evidence: str
+    diagnosis: Diagnosis
+    seen: str
     """What was seen, with figures; a clause without a full stop."""
     advice: str
     """What to change; a sentence."""
 
 
 @dataclass(frozen=True)
-class Case:
+class Evidence:
     """What is known of a training run."""
 
     metrics: Sequence[Row]
@@ -150,64 +150,64 @@ def _variance(values: Sequence[float]) -> float:
     return sum((value - middle) ** 2 for value in values) / max(1, len(values) - 1)
 
 
-def _drift(case: Case) -> Symptom | None:
-    every = case.values("drift_mean", case.metrics)
+def _drift(evidence: Evidence) -> Finding | None:
+    every = evidence.values("drift_mean", evidence.metrics)
     if not every:
         return None
-    limit = case.guard.warn_drift * healthy_drift(every[0], case.dtype)
-    worst, dropped = max(case.values("drift_mean")), case.level("dropped_share")
-    if worst <= limit and dropped <= case.guard.warn_dropped:
+    limit = evidence.guard.warn_drift * healthy_drift(every[0], evidence.dtype)
+    worst, dropped = max(evidence.values("drift_mean")), evidence.level("dropped_share")
+    if worst <= limit and dropped <= evidence.guard.warn_dropped:
         return None
-    evidence = (
+    seen = (
         f"drift of up to {worst:.1e} nats per token (expected below {limit:.1e}) and {dropped:.0%} "
         "of the completions dropped for it"
     )
-    return Symptom(
-        Ailment.DRIFT, evidence, "Find out why sampler and trainer differ: `ratchet audit-sync`."
+    return Finding(
+        Diagnosis.DRIFT, seen, "Find out why sampler and trainer differ: `ratchet audit-sync`."
     )
 
 
-def _dropout(case: Case) -> Symptom | None:
-    dropout = 0.0 if case.adapter is None else case.adapter["lora_dropout"]
+def _dropout(evidence: Evidence) -> Finding | None:
+    dropout = 0.0 if evidence.adapter is None else evidence.adapter["lora_dropout"]
     if not dropout:
         return None
-    return Symptom(
-        Ailment.DROPOUT,
+    return Finding(
+        Diagnosis.DROPOUT,
         f"the adapter was trained with dropout {dropout:g}, which the sampler doesn't have",
         "Train it with lora_dropout = 0.",
     )
 
 
-def _few_modules(case: Case) -> Symptom | None:
-    targets = None if case.adapter is None else case.adapter["target_modules"]
+def _few_modules(evidence: Evidence) -> Finding | None:
+    targets = None if evidence.adapter is None else evidence.adapter["target_modules"]
     if targets is None or isinstance(targets, str):  # 'all-linear', or a pattern
         return None
     names = {target.rpartition(".")[2] for target in targets}
     if names.intersection(MLP_MODULES):
         return None
-    return Symptom(
-        Ailment.FEW_MODULES,
+    return Finding(
+        Diagnosis.FEW_MODULES,
         f"LoRA adapts only {', '.join(sorted(names))}",
         "Adapt every linear layer (target_modules = 'all-linear'): attention alone learns less.",
     )
 
 
-def _groups(case: Case) -> list[list[Row]]:
+def _groups(evidence: Evidence) -> list[list[Row]]:
     """The rollouts' groups."""
     found: dict[tuple[int, str], list[Row]] = {}
-    for row in case.rollouts:
+    for row in evidence.rollouts:
         found.setdefault((row["step"], row["question_id"]), []).append(row)
     return list(found.values())
 
 
-def _no_live_groups(case: Case) -> Symptom | None:
-    live = case.level("live_share")
-    if live >= FEW_LIVE or case.level("strict") >= SOLVED:
+def _no_live_groups(evidence: Evidence) -> Finding | None:
+    live = evidence.level("live_share")
+    if live >= FEW_LIVE or evidence.level("strict") >= SOLVED:
         return None
-    groups = _groups(case)
+    groups = _groups(evidence)
     wrong = sum(not any(row["lenient"] for row in group) for group in groups)
     right = sum(all(row["strict"] for row in group) for group in groups)
-    evidence = (
+    seen = (
         f"only {live:.0%} of the groups have rewards that differ; of the last {len(groups)} groups "
         f"{wrong} are all wrong and {right} all right"
     )
@@ -215,115 +215,113 @@ def _no_live_groups(case: Case) -> Symptom | None:
         advice = "Give it easier questions (filter.keep_above) or more warm-up first."
     else:
         advice = "Give it harder questions (filter.keep_below), or stop: there is little to gain."
-    return Symptom(Ailment.NO_LIVE_GROUPS, evidence, advice)
+    return Finding(Diagnosis.NO_LIVE_GROUPS, seen, advice)
 
 
-def _never_right(case: Case) -> Symptom | None:
-    share = case.level("lenient")
+def _never_right(evidence: Evidence) -> Finding | None:
+    share = evidence.level("lenient")
     if share >= RIGHT:
         return None
-    paid = reward_shares(case)
-    evidence = f"only {share:.1%} of the completions are right, wherever the answer stands"
+    paid = reward_shares(evidence)
+    seen = f"only {share:.1%} of the completions are right, wherever the answer stands"
     if paid:
         name, part = max(paid.items(), key=lambda item: item[1])
-        evidence += f"; what tells completions apart is mostly '{name}' ({part:.0%})"
-    return Symptom(
-        Ailment.NEVER_RIGHT,
-        evidence,
+        seen += f"; what tells completions apart is mostly '{name}' ({part:.0%})"
+    return Finding(
+        Diagnosis.NEVER_RIGHT,
+        seen,
         "RL sharpens what is there: warm up more (SFT, OPD), or take easier questions.",
     )
 
 
-def _small_rate(case: Case) -> Symptom | None:
-    rate = case.grpo.learning_rate
-    trend = case.trend()
-    if not case.grpo.lora.enabled or rate >= SMALL_LORA_RATE or trend.rose:
+def _small_rate(evidence: Evidence) -> Finding | None:
+    rate = evidence.grpo.learning_rate
+    trend = evidence.trend()
+    if not evidence.grpo.lora.enabled or rate >= SMALL_LORA_RATE or trend.rose:
         return None
-    return Symptom(
-        Ailment.SMALL_RATE,
+    return Finding(
+        Diagnosis.SMALL_RATE,
         f"LoRA with a learning rate of {rate:g}, and the reward hasn't moved: {trend.words}",
         "Set grpo.learning_rate = 3e-5 or more: 5e-6 is a rate for full fine-tuning.",
     )
 
 
-def _clipped(case: Case) -> Symptom | None:
-    norms = case.values("grad_norm")
-    limit = case.grpo.max_grad_norm
+def _clipped(evidence: Evidence) -> Finding | None:
+    norms = evidence.values("grad_norm")
+    limit = evidence.grpo.max_grad_norm
     clipped = sum(norm > limit for norm in norms)
     if clipped < CLIPPED_STEPS * len(norms):
         return None
-    evidence = (
+    seen = (
         f"the gradient was clipped on {clipped} of the last {len(norms)} steps; its median norm is "
         f"{median(norms):.2g} where {limit:g} is allowed"
     )
-    return Symptom(
-        Ailment.CLIPPED, evidence, f"Set grpo.max_grad_norm near {2 * median(norms):.1g}."
-    )
+    return Finding(Diagnosis.CLIPPED, seen, f"Set grpo.max_grad_norm near {2 * median(norms):.1g}.")
 
 
-def _truncated(case: Case) -> Symptom | None:
-    share = case.level("truncated_share")
+def _truncated(evidence: Evidence) -> Finding | None:
+    share = evidence.level("truncated_share")
     if share <= CUT_OFF:
         return None
-    return Symptom(
-        Ailment.TRUNCATED,
-        f"{share:.0%} of the completions are cut off at {case.max_completion_tokens} tokens",
+    return Finding(
+        Diagnosis.TRUNCATED,
+        f"{share:.0%} of the completions are cut off at {evidence.max_completion_tokens} tokens",
         "Raise sampler.max_completion_tokens, or warm the model up on shorter solutions.",
     )
 
 
-def _unreadable(case: Case) -> Symptom | None:
-    share = case.level("status/parse_failure")
+def _unreadable(evidence: Evidence) -> Finding | None:
+    share = evidence.level("status/parse_failure")
     if share <= UNREADABLE:
         return None
-    return Symptom(
-        Ailment.UNREADABLE,
+    return Finding(
+        Diagnosis.UNREADABLE,
         f"no answer can be read in {share:.0%} of the completions",
         "Choose the prompt format that the benchmark found best, or warm up on the format (SFT).",
     )
 
 
-def _misplaced(case: Case) -> Symptom | None:
-    gap = case.level("lenient") - case.level("strict")
-    answers = (answer_start(row["prompt"]) + row["completion"] for row in case.rollouts)
-    places = elsewhere(answers, case.style)
+def _misplaced(evidence: Evidence) -> Finding | None:
+    gap = evidence.level("lenient") - evidence.level("strict")
+    answers = (answer_start(row["prompt"]) + row["completion"] for row in evidence.rollouts)
+    places = elsewhere(answers, evidence.style)
     nowhere = (Place.NONE, Place.THOUGHT)
     named = {Place(place): share for place, share in places.items() if place not in nowhere}
     marked = sum(share for place, share in named.items() if place is not Place.NUMBER)
     if gap <= MISPLACED and marked <= MISPLACED:
         return None
     where = ", ".join(f"{share:.0%} {WORDS[place]}" for place, share in named.items())
-    evidence = f"{gap:.0%} of the completions are right but not in the format"
+    seen = f"{gap:.0%} of the completions are right but not in the format"
     if where:
-        evidence += f"; answers stand elsewhere: {where}"
-    return Symptom(
-        Ailment.MISPLACED,
-        evidence,
+        seen += f"; answers stand elsewhere: {where}"
+    return Finding(
+        Diagnosis.MISPLACED,
+        seen,
         "Use a prompt format with an example, or give the format rewards more weight.",
     )
 
 
-def _dominated(case: Case) -> Symptom | None:
-    shares = reward_shares(case)
+def _dominated(evidence: Evidence) -> Finding | None:
+    shares = reward_shares(evidence)
     if not shares:
         return None
     name, share = max(shares.items(), key=lambda item: item[1])
     if share <= DOMINANT or name in CORRECTNESS:
         return None
-    return Symptom(
-        Ailment.DOMINATED,
+    return Finding(
+        Diagnosis.DOMINATED,
         f"{share:.0%} of what tells completions of a group apart is '{name}'",
-        f"Lower its weight (rewards.weights.{name}, now {case.weights.get(name, 1.0):g}), or raise "
-        "those of correctness.",
+        f"Lower its weight (rewards.weights.{name}, now {evidence.weights.get(name, 1.0):g}), or "
+        "raise those of correctness.",
     )
 
 
-def reward_shares(case: Case) -> dict[str, float]:
+def reward_shares(evidence: Evidence) -> dict[str, float]:
     """Share of each reward in the variance of weighted rewards within groups; the sum is 1.
     Empty where no group's rewards differ."""
     parts: dict[str, float] = {}
-    for group in _groups(case):
-        for name, weight in case.weights.items():
+    for group in _groups(evidence):
+        for name, weight in evidence.weights.items():
             values = [row.get(f"reward_{name}") for row in group]
             known = [weight * value for value in values if value is not None]
             if len(known) > 1:
@@ -332,24 +330,24 @@ def reward_shares(case: Case) -> dict[str, float]:
     return {name: value / total for name, value in parts.items()} if total else {}
 
 
-def _collapsed(case: Case) -> Symptom | None:
-    entropy = case.trend("entropy")
-    second_half = case.trend(rows=case.metrics[len(case.metrics) // 2 :])
+def _collapsed(evidence: Evidence) -> Finding | None:
+    entropy = evidence.trend("entropy")
+    second_half = evidence.trend(rows=evidence.metrics[len(evidence.metrics) // 2 :])
     if (
         entropy.late_mean > COLLAPSED * entropy.early_mean
         or second_half.rose
-        or case.level("strict") >= SOLVED
+        or evidence.level("strict") >= SOLVED
     ):
         return None
-    return Symptom(
-        Ailment.COLLAPSED,
+    return Finding(
+        Diagnosis.COLLAPSED,
         f"the policy's entropy fell {entropy.early_mean:.3f} → {entropy.late_mean:.3f} nats per "
         f"token, and the reward has stopped rising: {second_half.words}",
         "Lower grpo.learning_rate, raise grpo.epsilon_high to 0.28 or set grpo.beta = 0.01.",
     )
 
 
-RULES: tuple[Callable[[Case], Symptom | None], ...] = (
+RULES: tuple[Callable[[Evidence], Finding | None], ...] = (
     _drift,
     _dropout,
     _no_live_groups,
@@ -366,9 +364,9 @@ RULES: tuple[Callable[[Case], Symptom | None], ...] = (
 """The gravest first."""
 
 
-def examine(case: Case) -> list[Symptom]:
+def examine(evidence: Evidence) -> list[Finding]:
     """What holds the run back, the gravest first; nothing for a run of fewer than `MIN_STEPS`."""
-    if len(case.metrics) < MIN_STEPS:
+    if len(evidence.metrics) < MIN_STEPS:
         return []
-    found = (rule(case) for rule in RULES)
-    return [symptom for symptom in found if symptom is not None]
+    found = (rule(evidence) for rule in RULES)
+    return [finding for finding in found if finding is not None]

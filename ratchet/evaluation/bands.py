@@ -46,8 +46,8 @@ def measured_bands(
     evaluations: Mapping[str, Artifact], question_ids: Iterable[str]
 ) -> list[str] | None:
     """The band of each question by the samples that the first evaluation has for it (the starting
-    model's in a run), by lenient verdicts; None where it has none. Bands of what a later arm can do
-    would be full of questions that it does better or worse on than the first.
+    model's in a run), by lenient verdicts; None where it has none. Bands of what a later variant
+    can do would be full of questions that it does better or worse on than the first.
 
     UserError for a question without samples.
     """
@@ -67,7 +67,7 @@ def measured_bands(
     missing = sum(question_id not in asked for question_id in wanted)
     if missing:
         raise UserError(
-            f"arm '{name}' has no samples to make bands of for {missing:,} of {len(wanted):,} "
+            f"variant '{name}' has no samples to make bands of for {missing:,} of {len(wanted):,} "
             "questions: evaluate it again"
         )
     return [pass_rate_band(right[one], asked[one]) for one in wanted]

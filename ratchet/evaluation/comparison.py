@@ -1,10 +1,10 @@
-"""Compare arms that answered the same questions, question by question.
+"""Compare variants that answered the same questions, question by question.
 
-An `Arm` holds its answers as arrays of shape [questions, samples] (suffix _qs), one set per
-decoding, all arms in the same order of questions and samples. `compare_pair` gives the rows of the
-'comparison' table, `describe_arm` the accuracy of one arm alone. Everything is reported per
-benchmark and per difficulty band of it; benchmarks are never pooled. The bands of a benchmark are
-tested together, so their p-values are Holm's.
+An `Variant` holds its answers as arrays of shape [questions, samples] (suffix _qs), one set per
+decoding, all variants in the same order of questions and samples. `compare_pair` gives the rows of
+the 'comparison' table, `describe_variant` the accuracy of one variant alone. Everything is reported
+per benchmark and per difficulty band of it; benchmarks are never pooled. The bands of a benchmark
+are tested together, so their p-values are Holm's.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SAME = 1e-9  # figures of a question closer than this are equal
 
 @dataclass(frozen=True)
 class Answers:
-    """What one arm answered under one decoding."""
+    """What one variant answered under one decoding."""
 
     strict_qs: np.ndarray
     lenient_qs: np.ndarray
@@ -71,7 +71,7 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Arm:
+class Variant:
     """One model's answers, by decoding ('greedy', 'sampled')."""
 
     name: str
@@ -123,7 +123,7 @@ def some_ks(num_samples: int) -> list[int]:
 
 
 def at_ks(found: Answers, part: Slice, confidence: float) -> list[dict[str, Any]]:
-    """pass@k and cons@k of one arm by k, with intervals; empty for one answer a question."""
+    """pass@k and cons@k of one variant by k, with intervals; empty for one answer a question."""
     rows = []
     for kind in ("pass", "cons") if found.num_samples > 1 else ():
         for k in some_ks(found.num_samples):
@@ -134,16 +134,18 @@ def at_ks(found: Answers, part: Slice, confidence: float) -> list[dict[str, Any]
     return rows
 
 
-def describe_arm(arm: Arm, decoding: str, part: Slice, confidence: float) -> dict[str, Any]:
-    """Accuracy, failure rates and lengths of one arm on one slice; shares are 0 to 1.
+def describe_variant(
+    variant: Variant, decoding: str, part: Slice, confidence: float
+) -> dict[str, Any]:
+    """Accuracy, failure rates and lengths of one variant on one slice; shares are 0 to 1.
 
     Intervals are Wilson's, for several answers a question with the effective number of questions.
     """
-    found = arm.answers[decoding]
+    found = variant.answers[decoding]
     rows = part.rows_q
     status = found.status_qs[rows]
     row: dict[str, Any] = {
-        "arm": arm.name,
+        "variant": variant.name,
         "decoding": decoding,
         "benchmark": part.benchmark,
         "band": part.band,
@@ -166,13 +168,14 @@ def describe_arm(arm: Arm, decoding: str, part: Slice, confidence: float) -> dic
 
 
 def compare_pair(
-    a: Arm, b: Arm, metric: str, decoding: str, part: Slice, confidence: float, seed: int
+    a: Variant, b: Variant, metric: str, decoding: str, part: Slice, confidence: float, seed: int
 ) -> dict[str, Any]:
     """One row of the 'comparison' table: b minus a.
 
     A question is gained when its figure (`Answers.values_q`) is higher under b than under a, lost
     when it is lower; the p-value is McNemar's exact test on those counts, which with several
-    samples per question is the sign test over questions. `p_adjusted` is that of `compare_arms`.
+    samples per question is the sign test over questions. `p_adjusted` is that of
+    `compare_variants`.
     """
     values_a = a.answers[decoding].values_q(metric, part.rows_q)
     values_b = b.answers[decoding].values_q(metric, part.rows_q)
@@ -185,8 +188,8 @@ def compare_pair(
         "decoding": decoding,
         "benchmark": part.benchmark,
         "band": part.band,
-        "arm_a": a.name,
-        "arm_b": b.name,
+        "variant_a": a.name,
+        "variant_b": b.name,
         "num_questions": len(change_q),
         "value_a": float(values_a.mean()),
         "value_b": float(values_b.mean()),
@@ -201,13 +204,13 @@ def compare_pair(
 
 
 def format_gain(
-    a: Arm, b: Arm, decoding: str, part: Slice, confidence: float, seed: int
+    a: Variant, b: Variant, decoding: str, part: Slice, confidence: float, seed: int
 ) -> dict[str, float]:
     """How much of b's strict gain over a isn't in the lenient score, with its paired interval."""
     gap_a, gap_b = (
-        arm.answers[decoding].values_q("strict", part.rows_q)
-        - arm.answers[decoding].values_q("lenient", part.rows_q)
-        for arm in (a, b)
+        variant.answers[decoding].values_q("strict", part.rows_q)
+        - variant.answers[decoding].values_q("lenient", part.rows_q)
+        for variant in (a, b)
     )
     low, high = change_interval(gap_b - gap_a, confidence, seed)
     return {"difference": float(gap_b.mean() - gap_a.mean()), "ci_low": low, "ci_high": high}
@@ -219,20 +222,22 @@ def metrics_of(found: Answers) -> tuple[str, ...]:
     return METRICS if n == 1 else (*METRICS, f"pass@{n}", f"cons@{n}")
 
 
-def compare_arms(
-    arms: list[Arm], parts: list[Slice], confidence: float, seed: int
+def compare_variants(
+    variants: list[Variant], parts: list[Slice], confidence: float, seed: int
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """(rows of the 'comparison' table over all pairs, descriptions of the single arms).
+    """(rows of the 'comparison' table over all pairs, descriptions of the single variants).
 
-    The p-values of a benchmark's bands are adjusted together, by metric, decoding and pair of arms;
-    a whole benchmark's stays as it is.
+    The p-values of a benchmark's bands are adjusted together, by metric, decoding and pair of
+    variants; a whole benchmark's stays as it is.
     """
     compared, described = [], []
-    for decoding, answers in arms[0].answers.items():
+    for decoding, answers in variants[0].answers.items():
         for part in parts:
-            described += [describe_arm(arm, decoding, part, confidence) for arm in arms]
+            described += [
+                describe_variant(variant, decoding, part, confidence) for variant in variants
+            ]
         for metric in metrics_of(answers):
-            for a, b in combinations(arms, 2):
+            for a, b in combinations(variants, 2):
                 rows = [
                     compare_pair(a, b, metric, decoding, part, confidence, seed) for part in parts
                 ]

@@ -1,7 +1,7 @@
-"""From the artifacts of several arms to everything that is said of them.
+"""From the artifacts of several variants to everything that is said of them.
 
-Used by stage 'compare' for the arms of a run and by `ratchet compare` for any two. The first arm
-is what was started from, the last one is judged.
+Used by stage 'compare' for the variants of a run and by `ratchet compare` for any two. The first
+variant is what was started from, the last one is judged.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from dataclasses import dataclass
 
 from ratchet.config.run import SourceKind
 from ratchet.evaluation.bands import measured_bands
+from ratchet.evaluation.changed_answers import DECODING, count_changed, list_changed
 from ratchet.evaluation.comparison import (
     ALL_BANDS,
     METRICS,
-    Arm,
     Slice,
-    compare_arms,
+    Variant,
+    compare_variants,
     detectable,
     format_gain,
     slices,
 )
-from ratchet.evaluation.flips import DECODING, count_flips, list_flips
 from ratchet.evaluation.variants import (
     check_same_answers,
     check_same_conditions,
-    read_arm,
     read_questions,
+    read_variant,
 )
 from ratchet.evaluation.verdict import Price, Row, Verdict, contamination, judge, one_line, points
 from ratchet.store.store import Artifact, Store
 
 PUBLIC = (SourceKind.GSM8K, SourceKind.SVAMP, SourceKind.MATH500, SourceKind.DEEPMATH)
-WHERE = ("metric", "decoding", "benchmark", "band", "arm_a", "arm_b")
+WHERE = ("metric", "decoding", "benchmark", "band", "variant_a", "variant_b")
 
 
 @dataclass(frozen=True)
@@ -48,17 +48,17 @@ class Benchmarks:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class ComparisonResult:
     """A comparison and what it comes to."""
 
-    arms: list[str]
+    variants: list[str]
     compared: list[Row]
     """Rows of the 'comparison' table."""
     described: list[Row]
     verdicts: list[Verdict]
     warnings: list[str]
-    flips: list[Row]
-    num_flips: list[Row]
+    changed: list[Row]
+    num_changed: list[Row]
     parts: list[Slice]
     confidence: float
 
@@ -109,12 +109,12 @@ def device_seconds_between(store: Store, before: Artifact, after: Artifact) -> f
     return sum(seconds for key, seconds in spent[1].items() if key not in spent[0])
 
 
-def price_of(store: Store, arms: Mapping[str, Artifact]) -> Price | None:
-    """What the last arm cost beyond the warm start or, without one, beyond the first arm; None
-    where that isn't known or nothing was spent."""
-    names = list(arms)
+def price_of(store: Store, variants: Mapping[str, Artifact]) -> Price | None:
+    """What the last variant cost beyond the warm start or, without one, beyond the first variant;
+    None where that isn't known or nothing was spent."""
+    names = list(variants)
     since = "warmstart" if "warmstart" in names[1:-1] else names[0]
-    seconds = device_seconds_between(store, arms[since], arms[names[-1]])
+    seconds = device_seconds_between(store, variants[since], variants[names[-1]])
     return Price(since, seconds) if seconds else None
 
 
@@ -123,7 +123,7 @@ def _find(compared: list[Row], *wanted: str) -> Row:
 
 
 def _judge_all(
-    arms: list[Arm],
+    variants: list[Variant],
     compared: list[Row],
     parts: list[Slice],
     known: Benchmarks,
@@ -132,7 +132,7 @@ def _judge_all(
     seed: int,
 ) -> list[Verdict]:
     """One verdict per benchmark, in the order of the test questions; the first one leads."""
-    first, *between, last = arms
+    first, *between, last = variants
     verdicts = []
     for part in (part for part in parts if part.band == ALL_BANDS):
         where = (DECODING, part.benchmark, ALL_BANDS)
@@ -144,7 +144,7 @@ def _judge_all(
                 strict,
                 lenient,
                 format_gain(first, last, DECODING, part, confidence, seed),
-                [_find(compared, "strict", *where, arm.name, last.name) for arm in between],
+                [_find(compared, "strict", *where, variant.name, last.name) for variant in between],
                 detectable(strict, confidence),
                 confidence,
                 known.about.get(part.benchmark, ""),
@@ -154,7 +154,7 @@ def _judge_all(
     return verdicts
 
 
-def judge_arms(
+def compare_evaluations(
     artifacts: Mapping[str, Artifact],
     questions: Artifact,
     *,
@@ -162,7 +162,7 @@ def judge_arms(
     confidence: float,
     seed: int,
     price: Price | None = None,
-) -> Judgement:
+) -> ComparisonResult:
     """Compare evaluations, first to last, on the test questions of artifact `questions`.
 
     UserError when they can't be compared.
@@ -175,15 +175,15 @@ def judge_arms(
     bands = measured_bands(artifacts, ids.to_pylist())
     if bands is not None:
         rows = [row | {"band": band} for row, band in zip(rows, bands, strict=True)]
-    read = [read_arm(name, artifact, ids) for name, artifact in artifacts.items()]
-    arms = [arm for arm, _ in read]
-    texts = {arm.name: found for arm, found in read}
-    check_same_answers(arms, samples)
+    read = [read_variant(name, artifact, ids) for name, artifact in artifacts.items()]
+    variants = [variant for variant, _ in read]
+    texts = {variant.name: found for variant, found in read}
+    check_same_answers(variants, samples)
 
     parts = list(slices([row["source"] for row in rows], [row["band"] for row in rows]))
-    compared, described = compare_arms(arms, parts, confidence, seed)
+    compared, described = compare_variants(variants, parts, confidence, seed)
     known = known_benchmarks(questions.manifest.config["questions"]["test"])
-    first, last = arms[0].name, arms[-1].name
+    first, last = variants[0].name, variants[-1].name
 
     asked = {part.benchmark for part in parts}
 
@@ -194,36 +194,44 @@ def judge_arms(
             if name in asked
         ]
 
-    return Judgement(
-        arms=[arm.name for arm in arms],
+    return ComparisonResult(
+        variants=[variant.name for variant in variants],
         compared=compared,
         described=described,
-        verdicts=_judge_all(arms, compared, parts, known, price, confidence, seed),
+        verdicts=_judge_all(variants, compared, parts, known, price, confidence, seed),
         warnings=contamination(lenient(known.public), lenient(known.fresh), confidence),
-        flips=[row for arm in arms[:-1] for row in list_flips(arm, arms[-1], rows, texts)],
-        num_flips=[count_flips(arm, arms[-1]) for arm in arms[:-1]],
+        changed=[
+            row
+            for variant in variants[:-1]
+            for row in list_changed(variant, variants[-1], rows, texts)
+        ],
+        num_changed=[count_changed(variant, variants[-1]) for variant in variants[:-1]],
         parts=parts,
         confidence=confidence,
     )
 
 
-def markdown(judged: Judgement) -> str:
-    """The verdict, the arms and their differences on whole benchmarks, greedy."""
-    lines = [f"**{judged.line}**", "", "| benchmark | arm | strict | lenient | cut off | tokens |"]
+def markdown(judged: ComparisonResult) -> str:
+    """The verdict, the variants and their differences on whole benchmarks, greedy."""
+    lines = [
+        f"**{judged.line}**",
+        "",
+        "| benchmark | variant | strict | lenient | cut off | tokens |",
+    ]
     lines.append("|---|---|---:|---:|---:|---:|")
     for row in judged.described:
         if row["band"] == ALL_BANDS and row["decoding"] == DECODING:
             lines.append(
-                f"| {row['benchmark']} | {row['arm']} | {row['strict']:.3f} | "
+                f"| {row['benchmark']} | {row['variant']} | {row['strict']:.3f} | "
                 f"{row['lenient']:.3f} | {row['truncated_share']:.1%} | {row['mean_tokens']:.0f} |"
             )
-    lines += ["", "| benchmark | arms | metric | points | interval | p | gained | lost |"]
+    lines += ["", "| benchmark | variants | metric | points | interval | p | gained | lost |"]
     lines.append("|---|---|---|---:|---|---:|---:|---:|")
     for row in judged.compared:
         if row["band"] == ALL_BANDS and row["decoding"] == DECODING:
             lines.append(
-                f"| {row['benchmark']} | {row['arm_a']} → {row['arm_b']} | {row['metric']} | "
-                f"{points(row['difference'])} | {points(row['ci_low'])} to "
+                f"| {row['benchmark']} | {row['variant_a']} → {row['variant_b']} | "
+                f"{row['metric']} | {points(row['difference'])} | {points(row['ci_low'])} to "
                 f"{points(row['ci_high'])} | {row['p_value']:.2g} | {row['gained']} | "
                 f"{row['lost']} |"
             )

@@ -25,13 +25,19 @@ def comparison_of(store: Store, artifact: Artifact) -> Artifact | None:
     for item in store.artifacts():
         if item.manifest.stage != "compare":
             continue
-        for arm, parent in item.manifest.parents.items():
+        for variant, parent in item.manifest.parents.items():
             evaluation = store.find(parent.stage, parent.key)
             model = None if evaluation is None else evaluation.manifest.parents.get("model")
             if model is not None and model.key == artifact.manifest.key:
-                last = item.manifest.summary.get("arm_order", [None])[-1]
-                (judged if arm == last else found).append(item)
+                last = variant_order(item.manifest)[-1]
+                (judged if variant == last else found).append(item)
     return next(iter(judged or found), None)
+
+
+def variant_order(comparison: Manifest) -> list[str]:
+    """Names of the variants, the one that is judged last; earlier releases called them arms."""
+    summary = comparison.summary
+    return summary.get("variant_order") or summary["arm_order"]
 
 
 def start_of(item: Ancestry) -> Manifest | None:
@@ -137,7 +143,7 @@ def model_card(
     if comparison is None:
         lines.append("It has not been evaluated yet.")
     else:
-        order = ", ".join(comparison.summary["arm_order"])
+        order = ", ".join(variant_order(comparison))
         verdict, _, tables = comparison.markdown.partition("\n\n")
         said = verdict.strip("*").split(" | ")
         lines += [
@@ -145,7 +151,7 @@ def model_card(
             "",
             tables,
             "",
-            f"Arms: {order}. Greedy answers, shares of 1; strict: ",
+            f"Variants: {order}. Greedy answers, shares of 1; strict: ",
         ]
         lines[-1] += "right and in the demanded format, lenient: right in any format."
     lines += ["", "## How to ask it", "", *_usage(made.config["prompt"]["format"], base)]

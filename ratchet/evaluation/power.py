@@ -1,6 +1,6 @@
 """What the final comparison will be able to see, stated before anything is trained.
 
-A paired test sees the more, the fewer answers flip either way; how many will isn't known before.
+A paired test sees the more, the fewer answers change either way; how many will isn't known before.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from ratchet.evaluation.stats import smallest_detectable_difference
 if TYPE_CHECKING:
     from ratchet.store.store import Artifact
 
-FLIPS = (0.1, 0.3)
-"""Shares of answers that may flip: few after a little training, many after much."""
+CHANGED = (0.1, 0.3)
+"""Shares of answers that may change: few after a little training, many after much."""
 WHOLE_SPLITS = {
     (SourceKind.GSM8K, "train"): 7473,
     (SourceKind.GSM8K, "test"): 1319,
@@ -60,16 +60,16 @@ def counts_in(questions: Artifact) -> dict[str, int]:
     return {item["values"]: item["counts"] for item in pc.value_counts(sources).to_pylist()}
 
 
-def foresight(counts: Mapping[str, int], confidence: float) -> list[str]:
+def detectable_differences(counts: Mapping[str, int], confidence: float) -> list[str]:
     """A sentence per benchmark on the smallest true difference that its comparison finds in 4 of
     5 runs."""
     lines = []
     for name, n in counts.items():
         if not n:
             continue
-        few, many = (smallest_detectable_difference(n, share, confidence) for share in FLIPS)
+        few, many = (smallest_detectable_difference(n, share, confidence) for share in CHANGED)
         lines.append(
-            f"{name}, {n:,} questions: {100 * few:.1f} points if {FLIPS[0]:.0%} of the answers "
-            f"flip, {100 * many:.1f} if {FLIPS[1]:.0%} do"
+            f"{name}, {n:,} questions: {100 * few:.1f} points if {CHANGED[0]:.0%} of the answers "
+            f"change, {100 * many:.1f} if {CHANGED[1]:.0%} do"
         )
     return lines

@@ -5,11 +5,11 @@ the world, so everything random is resampled by question: several completions of
 together. Which interval goes where follows from how often each covers the truth, as measured in
 docs/evaluation.md:
 
-one arm, one answer a question        `wilson`
-one arm, a mean per question          `wilson_mean`, Wilson's with the effective number of questions
-two arms, one answer a question       `tango`, the score interval that belongs to McNemar's test
-two arms, a mean per question         `bootstrap_mean` of the differences, widened for small n
-two gains on different questions      `difference_interval`
+one variant, one answer a question        `wilson` one variant, a mean per question
+`wilson_mean`, Wilson's with the effective number of questions two variants, one answer a question
+`tango`, the score interval that belongs to McNemar's test two variants, a mean per question
+`bootstrap_mean` of the differences, widened for small n two gains on different questions
+`difference_interval`
 
 numpy and scipy are imported inside the functions to keep this module light.
 """
@@ -77,8 +77,8 @@ def wilson_mean(values_q: ArrayLike, confidence: float = 0.95) -> tuple[float, f
 def mcnemar_exact(gained: int, lost: int) -> float:
     """Two-sided p-value of McNemar's exact test: are gains as likely as losses?
 
-    `gained` and `lost` count the questions on which the two arms differ; those on which they agree
-    carry no information. 1.0 when there are none.
+    `gained` and `lost` count the questions on which the two variants differ; those on which they
+    agree carry no information. 1.0 when there are none.
     """
     from scipy.stats import binomtest
 
@@ -93,13 +93,13 @@ def tango(gained: int, lost: int, n: int, confidence: float = 0.95) -> tuple[flo
     The differences δ that a score test doesn't reject: |g − l − n δ| ≤ z √(n (2 q + δ (1 − δ))),
     where q is the likeliest chance of a loss given δ, the larger root of
     2 n q² + ((2 n − g + l) δ − g − l) q − l δ (1 − δ) = 0. It is asymmetric and has a width
-    where no answer flipped. ValueError unless the counts are those of n ≥ 1 questions.
+    where no answer changed. ValueError unless the counts are those of n ≥ 1 questions.
     """
     from scipy.optimize import brentq
     from scipy.stats import norm
 
     if n < 1 or min(gained, lost) < 0 or gained + lost > n:
-        raise ValueError(f"{gained} gained and {lost} lost are no flips of {n} questions")
+        raise ValueError(f"{gained} gained and {lost} lost are not among {n} questions")
     z = float(norm.ppf((1 + confidence) / 2))
     if gained == lost == 0:
         return -(z**2) / (n + z**2), z**2 / (n + z**2)
@@ -169,7 +169,7 @@ def paired_bootstrap(
     seed: int = 0,
     resamples: int = RESAMPLES,
 ) -> tuple[float, float]:
-    """Bootstrap interval of mean(b) − mean(a) where both arms answered the same questions.
+    """Bootstrap interval of mean(b) − mean(a) where both variants answered the same questions.
 
     `a` and `b` have shape [questions] or [questions, samples], in the same order of questions; the
     number of samples may differ. Questions are resampled and their samples stay with them: the
@@ -178,7 +178,7 @@ def paired_bootstrap(
     """
     mean_a, mean_b = question_means(a), question_means(b)
     if mean_a.shape != mean_b.shape:
-        raise ValueError(f"{len(mean_a)} questions in one arm, {len(mean_b)} in the other")
+        raise ValueError(f"{len(mean_a)} questions in one variant, {len(mean_b)} in the other")
     return bootstrap_mean(mean_b - mean_a, confidence, seed, resamples)
 
 
@@ -267,8 +267,9 @@ def cons_at_k(ballots_qs: ArrayLike, right_qs: ArrayLike, k: int) -> np.ndarray:
 def mcnemar_power(n: int, discordance: float, difference: float, confidence: float = 0.95) -> float:
     """Chance that McNemar's exact test finds a true `difference` of two accuracies.
 
-    `discordance` is the share of the n questions on which the arms differ, raised to the difference
-    where it is smaller. Summed over the number of flips and, given that, over the gains.
+    `discordance` is the share of the n questions on which the variants differ, raised to the
+    difference where it is smaller. Summed over the number of changed answers and, given that, over
+    the gains.
     """
     import numpy as np
     from scipy.stats import binom
@@ -276,15 +277,17 @@ def mcnemar_power(n: int, discordance: float, difference: float, confidence: flo
     share = max(discordance, abs(difference))
     if share == 0:
         return 0.0
-    flips = np.arange(n + 1)
-    weight = binom.pmf(flips, n, share)
+    changed = np.arange(n + 1)
+    weight = binom.pmf(changed, n, share)
     likely = weight > CERTAIN / n
-    flips, weight = flips[likely], weight[likely]
+    changed, weight = changed[likely], weight[likely]
     # the largest number of losses that is still significant, −1 where none is
-    critical = binom.ppf((1 - confidence) / 2, flips, 0.5)
-    critical -= 2 * binom.cdf(critical, flips, 0.5) > 1 - confidence
+    critical = binom.ppf((1 - confidence) / 2, changed, 0.5)
+    critical -= 2 * binom.cdf(critical, changed, 0.5) > 1 - confidence
     losing = (share - difference) / (2 * share)
-    chance = binom.cdf(critical, flips, losing) + binom.sf(flips - critical - 1, flips, losing)
+    chance = binom.cdf(critical, changed, losing) + binom.sf(
+        changed - critical - 1, changed, losing
+    )
     return float(weight @ chance)
 
 
@@ -292,7 +295,7 @@ def smallest_detectable_difference(
     n: int, discordance: float, confidence: float = 0.95, power: float = POWER
 ) -> float:
     """Smallest true difference of two accuracies that McNemar's exact test finds with chance
-    `power`, given the share of questions on which the arms differ.
+    `power`, given the share of questions on which the variants differ.
 
     A difference can't exceed the discordance, so that is raised where it is smaller. 1.0 where n is
     too small to see any difference. ValueError unless n ≥ 1 and 0 ≤ discordance ≤ 1.

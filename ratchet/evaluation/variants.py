@@ -1,6 +1,6 @@
-"""Read what arms answered, and refuse to set side by side what can't be compared.
+"""Read what variants answered, and refuse to set side by side what can't be compared.
 
-An arm's answers lie in an artifact of stage 'evaluate'. Arms must have been asked the same
+A variant's answers lie in an artifact of stage 'evaluate'. Variants must have been asked the same
 questions, as often, under the same prompt, limits and decoding, and judged by the same verifier;
 anything else is a UserError of one line.
 """
@@ -15,15 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from ratchet.errors import UserError
 from ratchet.evaluation.bands import BANDING
-from ratchet.evaluation.comparison import Answers, Arm
-from ratchet.evaluation.flips import DECODING
+from ratchet.evaluation.changed_answers import DECODING
+from ratchet.evaluation.comparison import Answers, Variant
 from ratchet.store.store import Artifact
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-ARM_ORDER = ("baseline", "warmstart", "rl")
+VARIANT_ORDER = ("baseline", "warmstart", "rl")
 SAMPLED = "sampled"
 NO_VOTE = -1
 NUMBER = re.compile(r"[+-]?[0-9]{1,30}([./](?=[0-9]*[1-9])[0-9]{1,30}|[.]0+)?")
@@ -42,10 +42,10 @@ CONDITIONS: dict[str, tuple[str, ...]] = {
 }
 
 
-def arm_names(roles: list[str]) -> list[str]:
-    """Arms from the first (what was started from) to the last (what is judged)."""
+def variant_names(roles: list[str]) -> list[str]:
+    """Variants from the first (what was started from) to the last (what is judged)."""
     names = [role for role in roles if role != "questions"]
-    known = [name for name in ARM_ORDER if name in names]
+    known = [name for name in VARIANT_ORDER if name in names]
     extra = sorted(set(names) - set(known))
     return known[:-1] + extra + known[-1:]
 
@@ -57,15 +57,15 @@ def _condition(artifact: Artifact, path: tuple[str, ...]) -> Any:
     return value
 
 
-def check_same_conditions(arms: Mapping[str, Artifact]) -> None:
-    """UserError unless all arms were evaluated under the same conditions."""
-    for (name_a, a), (name_b, b) in pairwise(arms.items()):
+def check_same_conditions(variants: Mapping[str, Artifact]) -> None:
+    """UserError unless all variants were evaluated under the same conditions."""
+    for (name_a, a), (name_b, b) in pairwise(variants.items()):
         for what, path in CONDITIONS.items():
             mine, other = _condition(a, path), _condition(b, path)
             if mine != other:
                 raise UserError(
-                    f"arms '{name_a}' and '{name_b}' were evaluated with different {what} ({mine} "
-                    f"and {other}): evaluate both again under one configuration"
+                    f"variants '{name_a}' and '{name_b}' were evaluated with different {what} "
+                    f"({mine} and {other}): evaluate both again under one configuration"
                 )
 
 
@@ -95,8 +95,8 @@ def _grid(name: str, decoding: str, table: pa.Table, question_ids: pa.Array) -> 
     row = pc.index_in(table.column("question_id"), value_set=question_ids)
     if row.null_count:
         raise UserError(
-            f"arm '{name}' answered {row.null_count:,} questions that are not in the test set: "
-            "compare arms that were evaluated on the same questions"
+            f"variant '{name}' answered {row.null_count:,} questions that are not in the test set: "
+            "compare variants that were evaluated on the same questions"
         )
     samples = pc.max(table.column("sample_index")).as_py() + 1
     place = row.to_numpy().astype(np.int64) * samples + table.column("sample_index").to_numpy()
@@ -104,7 +104,7 @@ def _grid(name: str, decoding: str, table: pa.Table, question_ids: pa.Array) -> 
     held = len(np.unique(place))
     if held != expected or len(place) != expected:
         raise UserError(
-            f"arm '{name}' holds {held:,} of {expected:,} {decoding} answers "
+            f"variant '{name}' holds {held:,} of {expected:,} {decoding} answers "
             f"({len(question_ids):,} questions × {samples}): evaluate it again"
         )
     return table.take(pa.array(np.argsort(place)))
@@ -160,8 +160,10 @@ def _answers(table: pa.Table, num_questions: int) -> Answers:
     )
 
 
-def read_arm(name: str, artifact: Artifact, question_ids: pa.Array) -> tuple[Arm, list[Row]]:
-    """(the arm, its greedy completions in the order of `question_ids`)."""
+def read_variant(
+    name: str, artifact: Artifact, question_ids: pa.Array
+) -> tuple[Variant, list[Row]]:
+    """(the variant, its greedy completions in the order of `question_ids`)."""
     import pyarrow.compute as pc
 
     table = artifact.table("eval")
@@ -176,17 +178,18 @@ def read_arm(name: str, artifact: Artifact, question_ids: pa.Array) -> tuple[Arm
             columns = ["text", "extracted", "num_tokens", "strict", "lenient"]
             texts = rows.select(columns).to_pylist()
     if not texts:
-        raise UserError(f"arm '{name}' holds no {DECODING} answers: evaluate it again")
-    return Arm(name, answers), texts
+        raise UserError(f"variant '{name}' holds no {DECODING} answers: evaluate it again")
+    return Variant(name, answers), texts
 
 
-def check_same_answers(arms: list[Arm], samples: int) -> None:
-    """UserError unless all arms hold one greedy answer and `samples` sampled ones per question."""
+def check_same_answers(variants: list[Variant], samples: int) -> None:
+    """UserError unless all variants hold one greedy answer and `samples` sampled ones per
+    question."""
     wanted = {DECODING: 1} | ({SAMPLED: samples} if samples else {})
-    for arm in arms:
-        held = {name: found.num_samples for name, found in arm.answers.items()}
+    for variant in variants:
+        held = {name: found.num_samples for name, found in variant.answers.items()}
         if held != wanted:
             raise UserError(
-                f"arm '{arm.name}' holds {held} answers per question, expected {wanted}: "
+                f"variant '{variant.name}' holds {held} answers per question, expected {wanted}: "
                 "evaluate it again"
             )

@@ -3,8 +3,8 @@
 The strict score decides, because it is what a user of the model gets: better, worse, or inside the
 noise. A difference counts when its paired interval excludes zero and the exact McNemar test agrees
 at the same level. Once the strict score has moved, the lenient score tells how much of the move is
-maths and how much format. Beside the first arm, the last is judged against every arm between: the
-warm start, controls, other models.
+maths and how much format. Beside the first variant, the last is judged against every variant
+between: the warm start, controls, other models.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ratchet.evaluation.stats import difference_interval
 
 Row = dict[str, Any]
 
-ARMS_IN_WORDS = {"baseline": "the starting model", "warmstart": "the warm start", "rl": "RL"}
+VARIANTS_IN_WORDS = {"baseline": "the starting model", "warmstart": "the warm start", "rl": "RL"}
 CONTROLS = tuple(control.value for control in Control)
 
 
@@ -34,7 +34,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """One benchmark's verdict on the last arm against the first."""
+    """One benchmark's verdict on the last variant against the first."""
 
     benchmark: str
     outcome: Outcome
@@ -48,10 +48,10 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Price:
-    """What the last arm cost beyond the one it started from."""
+    """What the last variant cost beyond the one it started from."""
 
     since: str
-    """The arm it started from."""
+    """The variant it started from."""
     device_seconds: float
 
 
@@ -81,13 +81,15 @@ def device_time(seconds: float) -> str:
     return f"{seconds / 3600:.2g} device-hours"
 
 
-def in_words(arm: str) -> str:
-    """An arm in a sentence."""
-    return ARMS_IN_WORDS.get(arm, f"the control '{arm}'" if arm in CONTROLS else f"'{arm}'")
+def in_words(variant: str) -> str:
+    """A variant in a sentence."""
+    return VARIANTS_IN_WORDS.get(
+        variant, f"the control '{variant}'" if variant in CONTROLS else f"'{variant}'"
+    )
 
 
 def outcome_of(strict: Row, lenient: Row, confidence: float) -> Outcome:
-    """The outcome of one pair of arms on one benchmark."""
+    """The outcome of one pair of variants on one benchmark."""
     moved = direction(strict, confidence)
     if moved == 0:
         return Outcome.NOISE
@@ -106,8 +108,8 @@ def _split_note(strict: Row, lenient: Row, gap: Row, confidence: float) -> str:
 
 
 def _against_note(row: Row, confidence: float) -> str:
-    """How the last arm stands to one between the first and it."""
-    last, other = in_words(row["arm_b"]), in_words(row["arm_a"])
+    """How the last variant stands to one between the first and it."""
+    last, other = in_words(row["variant_b"]), in_words(row["variant_a"])
     size = f"{points(row['difference'])} points ({interval(row, confidence)})"
     moved = direction(row, confidence)
     if moved > 0:
@@ -118,8 +120,8 @@ def _against_note(row: Row, confidence: float) -> str:
 
 
 def price_note(row: Row, price: Price, confidence: float) -> str:
-    """What the gain in `row`, over the arm the last one started from, cost in device time."""
-    name, since = in_words(row["arm_b"]), in_words(price.since)
+    """What the gain in `row`, over the variant the last one started from, cost in device time."""
+    name, since = in_words(row["variant_b"]), in_words(price.since)
     spent = f"{name} took {device_time(price.device_seconds)} beyond {since}"
     if direction(row, confidence) <= 0:
         return f"{spent} and gained nothing that stands out from the noise"
@@ -139,10 +141,10 @@ def judge(
 ) -> Verdict:
     """Verdict from the 'comparison' rows of one benchmark, whole, greedy.
 
-    `strict` and `lenient` compare the first arm with the last, `gap` is their format gain,
-    `against` compares the arms between with the last one (strict), `smallest` is the smallest
+    `strict` and `lenient` compare the first variant with the last, `gap` is their format gain,
+    `against` compares the variants between with the last one (strict), `smallest` is the smallest
     difference the strict test could have seen; `about` says what is special about the questions,
-    `price` what the last arm cost beyond the first or one of those between.
+    `price` what the last variant cost beyond the first or one of those between.
     """
     outcome = outcome_of(strict, lenient, confidence)
     name = strict["benchmark"] + (f" ({about})" if about else "")
@@ -162,7 +164,7 @@ def judge(
         notes.append(_split_note(strict, lenient, gap, confidence))
     notes += [_against_note(row, confidence) for row in against]
     if price is not None:
-        paid_for = next(row for row in [strict, *against] if row["arm_a"] == price.since)
+        paid_for = next(row for row in [strict, *against] if row["variant_a"] == price.since)
         notes.append(price_note(paid_for, price, confidence))
     notes.append(
         f"the smallest true difference this test finds 4 times in 5 is {100 * smallest:.1f} points"
@@ -174,8 +176,8 @@ def contamination(public: list[Row], fresh: list[Row], confidence: float) -> lis
     """Warnings where a gain on public questions is absent from fresh ones nobody can have seen.
 
     `public` and `fresh` are lenient rows (the maths alone) of whole benchmarks for the same pair of
-    arms. A warning needs a real gain on the public set, none on the fresh one though there was room
-    for as much, and a difference of the two gains whose interval excludes zero: the questions
+    variants. A warning needs a real gain on the public set, none on the fresh one though there was
+    room for as much, and a difference of the two gains whose interval excludes zero: the questions
     differ, so the gains are independent.
     """
     warnings = []

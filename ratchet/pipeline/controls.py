@@ -1,4 +1,4 @@
-"""Control arms: the run's RL on a reward that knows nothing of the right answer.
+"""Control variants: the run's RL on a reward that knows nothing of the right answer.
 
 What a control gains, RL's machinery gains without any maths being rewarded: some models improve on
 rewards drawn at random (Shao et al. 2025, "Spurious Rewards"), most on format alone. A gain of the
@@ -33,7 +33,7 @@ def coin(completions: Sequence[Any], **_: Any) -> list[float | None]:
 def control_rewards(
     control: Control, rewards: RewardsConfig, prompt_format: PromptFormat
 ) -> RewardsConfig:
-    """The rewards of a control arm: a coin, or the run's own without those that see the answer.
+    """The rewards of a control variant: a coin, or the run's own without those that see the answer.
 
     UserError where the run has no reward for the format alone.
     """

@@ -27,7 +27,7 @@ def nodes(config: RunConfig) -> list[Node]:
 
 
 def nodes_named(config: RunConfig, name: str) -> list[Node]:
-    """The node called `name`, or all nodes of the stage called so: 'evaluate' is every arm.
+    """The node called `name`, or all nodes of the stage called so: 'evaluate' is every variant.
 
     UserError when there is none.
     """

@@ -88,12 +88,12 @@ def _check_model(config: RunConfig) -> None:
     from ratchet.models.check import check_model, context_limit
 
     check_model(config.model)
-    for arm in config.evaluate.arms:
-        other = {"path": arm.path, "revision": arm.revision}
+    for variant in config.evaluate.variants:
+        other = {"path": variant.path, "revision": variant.revision}
         try:
             check_model(config.model.model_copy(update=other))
         except UserError as error:
-            raise UserError(f"evaluate.arms '{arm.name}': {error}") from None
+            raise UserError(f"evaluate.variants '{variant.name}': {error}") from None
     if config.warmstart.method == "opd":
         _check_teacher(config)
     limit = context_limit(config.model)

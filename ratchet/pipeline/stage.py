@@ -1,9 +1,9 @@
 """What a stage is: all that is known of a kind of work beside the code that does it.
 
 A *stage* is a kind of work (`presample`, `filter`, …); a *node* is one use of it in a run: the
-evaluation of three arms is three nodes of one stage. Whoever plans, runs or shows stages reads it
-here and asks for none by name. What is only shown of a result (headline, table, charts) stands here
-and not in the stage's own code, so that other words make nothing anew.
+evaluation of three variants is three nodes of one stage. Whoever plans, runs or shows stages reads
+it here and asks for none by name. What is only shown of a result (headline, table, charts) stands
+here and not in the stage's own code, so that other words make nothing anew.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Node:
     """One use of a stage in a run."""
 
     name: str
-    """Unique in the run; the stage's name, or `stage.arm`."""
+    """Unique in the run; the stage's name, or `stage.variant`."""
     stage: str
     """Name of its stage."""
     inputs: Mapping[str, str]

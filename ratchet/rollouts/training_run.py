@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratchet.config.run import GrpoConfig, GuardConfig
-from ratchet.diagnostics.doctor import Case
+from ratchet.diagnostics.doctor import Evidence
 from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF
 from ratchet.rewards.functions import default_weights
@@ -73,9 +73,9 @@ class Training:
         found: list[dict[str, Any]] = chosen.to_pylist()
         return found
 
-    def case(self) -> Case:
+    def evidence(self) -> Evidence:
         """What the doctor examines."""
-        return case_of(
+        return evidence_of(
             self.config,
             self.metrics,
             self.rollouts_of(self.steps[-EXAMINED_STEPS:]),
@@ -83,15 +83,15 @@ class Training:
         )
 
 
-def case_of(
+def evidence_of(
     config: Mapping[str, Any],
     metrics: list[dict[str, Any]],
     rollouts: list[dict[str, Any]],
     adapter: Mapping[str, Any] | None,
-) -> Case:
-    """A case for the doctor; `config` holds the sections of the stage as JSON values."""
+) -> Evidence:
+    """Evidence for the doctor; `config` holds the sections of the stage as JSON values."""
     style = STYLE_OF[config["prompt"]["format"]]
-    return Case(
+    return Evidence(
         metrics=metrics,
         rollouts=rollouts,
         grpo=GrpoConfig.model_validate(config["grpo"]),

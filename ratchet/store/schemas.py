@@ -2,7 +2,8 @@
 
 Every Parquet file in the store is written through `write_table` and read through `read_table`.
 The schema's name and version travel in the file's metadata, so a reader refuses a table it does
-not know instead of guessing. A schema change that readers must know of raises `VERSION[name]`.
+not know instead of guessing. A schema change that readers must know of raises `VERSION[name]`; one
+that only renamed columns (`RENAMED`) is undone while reading.
 
 Columns are required; a table may hold further columns only where the schema says so
 (`scores` and `rollouts`: one column `reward_<name>` per reward; `metrics`: one per logged figure).
@@ -27,11 +28,17 @@ VERSION: dict[str, int] = {
     "selection": 1,
     "metrics": 1,
     "rollouts": 1,
-    "eval": 1,
-    "comparison": 2,
+    "eval": 2,
+    "comparison": 3,
     "benchmark": 2,
     "audit": 1,
 }
+
+RENAMED: dict[str, dict[str, str]] = {
+    "eval": {"arm": "variant"},
+    "comparison": {"arm_a": "variant_a", "arm_b": "variant_b"},
+}
+"""Columns of the version before the present one by the names that they have now."""
 
 # name -> column -> Arrow type as `pyarrow.type_for_alias` (or `list<…>`) spells it
 COLUMNS: dict[str, dict[str, str]] = {
@@ -114,7 +121,7 @@ COLUMNS: dict[str, dict[str, str]] = {
     "eval": {
         "question_id": "string",
         "benchmark": "string",
-        "arm": "string",
+        "variant": "string",
         "decoding": "string",  # greedy | sampled | banding
         "sample_index": "int64",
         "band": "string",
@@ -131,8 +138,8 @@ COLUMNS: dict[str, dict[str, str]] = {
         "decoding": "string",
         "benchmark": "string",
         "band": "string",  # "all" or one band
-        "arm_a": "string",
-        "arm_b": "string",
+        "variant_a": "string",
+        "variant_b": "string",
         "num_questions": "int64",
         "value_a": "double",
         "value_b": "double",
@@ -253,10 +260,18 @@ def check_schema(found: pa.Schema, name: str, where: str) -> None:
 
 
 def read_table(path: Path, name: str, columns: list[str] | None = None) -> pa.Table:
-    """Read the table at `path`, checked to be `name` in the current version."""
+    """Read the table at `path`, checked to be `name` in the current version, or in the one before
+    it where only columns were renamed since."""
     import pyarrow.parquet as pq
 
     if not path.is_file():
         raise UserError(f"no {name} table at {path}")
-    check_schema(pq.read_schema(path), name, str(path))
+    found = pq.read_schema(path)
+    if (found.metadata or {}).get(META_VERSION) == str(VERSION[name] - 1).encode():
+        names = RENAMED.get(name, {})
+        if names:
+            table = pq.read_table(path)
+            table = table.rename_columns([names.get(one, one) for one in table.column_names])
+            return table if columns is None else table.select(columns)
+    check_schema(found, name, str(path))
     return pq.read_table(path, columns=columns)

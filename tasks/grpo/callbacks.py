@@ -8,9 +8,9 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ratchet.diagnostics.doctor import Ailment, examine
+from ratchet.diagnostics.doctor import Diagnosis, examine
 from ratchet.rollouts.training_log import TrainingLog
-from ratchet.rollouts.training_run import case_of
+from ratchet.rollouts.training_run import evidence_of
 from tasks.grpo.rollout import finite
 from tasks.runtime.context import StageContext
 from tasks.training.progress import ProgressCallback
@@ -39,7 +39,7 @@ class TrainingLogCallback(ProgressCallback):
         self.training_log = training_log
         self.config = config
         self.adapter = adapter
-        self.told: set[Ailment] = set()
+        self.told: set[Diagnosis] = set()
 
     def on_log(
         self, args: Any, state: Any, control: Any, logs: dict[str, float], **kwargs: Any
@@ -60,15 +60,15 @@ class TrainingLogCallback(ProgressCallback):
         return "" if reward is None else f"reward {reward:.3f}, live groups {live:.0%}"
 
     def _examine(self, step: int) -> None:
-        """Tell what seems to hold the run back, each ailment once."""
+        """Tell what seems to hold the run back, each diagnosis once."""
         first = max(1, step - EXAMINED_STEPS + 1)
         rows = [row for one in range(first, step + 1) for row in self.training_log.rollouts_of(one)]
-        case = case_of(self.config, self.training_log.metrics(), rows, self.adapter)
-        for symptom in examine(case):
-            if symptom.ailment not in self.told:
-                self.told.add(symptom.ailment)
+        evidence = evidence_of(self.config, self.training_log.metrics(), rows, self.adapter)
+        for finding in examine(evidence):
+            if finding.diagnosis not in self.told:
+                self.told.add(finding.diagnosis)
                 self.ctx.log(
-                    f"doctor, step {step}: {symptom.ailment}: {symptom.evidence}. {symptom.advice}"
+                    f"doctor, step {step}: {finding.diagnosis}: {finding.seen}. {finding.advice}"
                 )
 
 

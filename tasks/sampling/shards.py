@@ -130,7 +130,7 @@ class ShardStore:
 
     def call_seed(self, shard: Shard) -> int:
         """Seed of the call that generates the shard: its own, and the same for every model and
-        engine, so that arms are compared on the same draws."""
+        engine, so that variants are compared on the same draws."""
         parts = [self.seed_of(shard), shard.prompts_hash, shard.first_sample]
         return int(text_hash(canonical_json(parts))[:12], 16)
 

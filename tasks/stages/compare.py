@@ -1,9 +1,9 @@
-"""Compare the arms on the held-out questions and say in words what was gained.
+"""Compare the variants on the held-out questions and say in words what was gained.
 
-Arms are compared only if they answered the same questions, the same number of times, with the same
-prompt, limits and verifier; anything else is an error. Benchmarks are reported apart: held-out
-symbolic templates are a benchmark of their own. Flips list questions with both completions. What
-the figures mean is told in docs/evaluation.md.
+Variants are compared only if they answered the same questions, the same number of times, with the
+same prompt, limits and verifier; anything else is an error. Benchmarks are reported apart: held-out
+symbolic templates are a benchmark of their own. Regressions and improvements are listed with both
+completions. What the figures mean is told in docs/evaluation.md.
 """
 
 from __future__ import annotations
@@ -13,28 +13,33 @@ from itertools import pairwise
 
 from ratchet.config.run import EvaluateConfig
 from ratchet.errors import UserError
-from ratchet.evaluation.judgement import judge_arms, known_benchmarks, markdown, price_of
-from ratchet.evaluation.variants import arm_names
+from ratchet.evaluation.comparison_result import (
+    compare_evaluations,
+    known_benchmarks,
+    markdown,
+    price_of,
+)
+from ratchet.evaluation.variants import variant_names
 from ratchet.store.store import Artifact
 from tasks.runtime.context import StageContext, StageResult
 
 
-def check_same_code(arms: dict[str, Artifact]) -> None:
-    """UserError unless the same code evaluated all arms."""
-    for (name_a, a), (name_b, b) in pairwise(arms.items()):
+def check_same_code(variants: dict[str, Artifact]) -> None:
+    """UserError unless the same code evaluated all variants."""
+    for (name_a, a), (name_b, b) in pairwise(variants.items()):
         if a.manifest.code_version != b.manifest.code_version:
             raise UserError(
-                f"arms '{name_a}' and '{name_b}' were scored by different versions of the code: "
-                "evaluate both again"
+                f"variants '{name_a}' and '{name_b}' were scored by different versions of the "
+                "code: evaluate both again"
             )
 
 
 def run(ctx: StageContext, *, evaluate: EvaluateConfig) -> StageResult:
-    """Write the comparison table, the flips and the verdict."""
-    names = arm_names(list(ctx.inputs))
+    """Write the comparison table, the changed answers and the verdict."""
+    names = variant_names(list(ctx.inputs))
     artifacts = {name: ctx.inputs[name] for name in names}
     check_same_code(artifacts)
-    judged = judge_arms(
+    judged = compare_evaluations(
         artifacts,
         ctx.inputs["questions"],
         samples=evaluate.samples,
@@ -43,8 +48,8 @@ def run(ctx: StageContext, *, evaluate: EvaluateConfig) -> StageResult:
         price=price_of(ctx.store, artifacts),
     )
     ctx.write_table("comparison", judged.compared)
-    with (ctx.out_dir / "flips.jsonl").open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in judged.flips)
+    with (ctx.out_dir / "changed_answers.jsonl").open("w", encoding="utf-8") as file:
+        file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in judged.changed)
     (ctx.out_dir / "verdict.txt").write_text(judged.line + "\n", encoding="utf-8")
     for warning in judged.warnings:
         ctx.log(f"warning: {warning}")
@@ -53,17 +58,17 @@ def run(ctx: StageContext, *, evaluate: EvaluateConfig) -> StageResult:
         "num_questions": sum(
             row["num_questions"]
             for row in judged.described
-            if (row["arm"], row["decoding"], row["band"]) == (names[0], "greedy", "all")
+            if (row["variant"], row["decoding"], row["band"]) == (names[0], "greedy", "all")
         ),
         "verdict": judged.line,
         "outcome": judged.verdicts[0].outcome.value,
         "verdicts": [item.as_dict() for item in judged.verdicts],
         "warnings": judged.warnings,
         "about": known_benchmarks(sources).about,
-        "arm_order": names,
-        "arms": judged.described,
-        "flips": judged.num_flips,
-        "num_flips_listed": len(judged.flips),
+        "variant_order": names,
+        "variants": judged.described,
+        "changed_answers": judged.num_changed,
+        "num_changed_listed": len(judged.changed),
         "confidence": evaluate.confidence,
     }
     return StageResult(summary=summary, markdown=markdown(judged))

@@ -1,11 +1,11 @@
-"""Stage 'evaluate': one arm answers the held-out questions.
+"""Stage 'evaluate': one variant answers the held-out questions.
 
-All arms get the same questions, prompt, decoding, draws and verifier: greedy once, and `samples`
-times at `temperature` for pass@k. The starting model is sampled `band_samples` times more where
-bands are made of its pass rate (`ratchet.evaluation.bands`). Which arm it is follows from the
-node's name ('evaluate.rl'); an arm is any model, the run's own or another that `evaluate.arms`
-names. Strict and lenient are both kept, so that a learnt format is never taken for learnt maths.
-Writes table 'eval'; the arms are set side by side by stage 'compare'.
+All variants get the same questions, prompt, decoding, draws and verifier: greedy once, and
+`samples` times at `temperature` for pass@k. The starting model is sampled `band_samples` times more
+where bands are made of its pass rate (`ratchet.evaluation.bands`). Which variant it is follows from
+the node's name ('evaluate.rl'); a variant is any model, the run's own or another that
+`evaluate.variants` names. Strict and lenient are both kept, so that a learnt format is never taken
+for learnt maths. Writes table 'eval'; the variants are set side by side by stage 'compare'.
 """
 
 from __future__ import annotations
@@ -61,24 +61,24 @@ def run(
     answers = sample_shards(
         ctx, list(plans.values()), model_config=model, sampler=sampler, workers=workers
     )
-    arm = ctx.node.partition(".")[2] or ctx.node
+    variant = ctx.node.partition(".")[2] or ctx.node
     rows: list[dict[str, Any]] = []
     for decoding, sampled in zip(plans, answers, strict=True):
         style = STYLE_OF[prompt.format]
-        rows += judge(questions, sampled, style, prefilled, arm=arm, decoding=decoding)
+        rows += judge(questions, sampled, style, prefilled, variant=variant, decoding=decoding)
     close_shared_pool()
     ctx.write_table("eval", rows)
     figures = summarise([row for row in rows if row["decoding"] != BANDING], evaluate.confidence)
     return StageResult(
         summary={
-            "arm": arm,
+            "variant": variant,
             "num_questions": len(questions),
             "verifier": verifier_version(),
             "benchmarks": figures,
             "num_shards": sum(sampled.num_shards for sampled in answers),
             "num_shards_reused": sum(sampled.num_reused for sampled in answers),
         },
-        markdown=_markdown(arm, figures, evaluate),
+        markdown=_markdown(variant, figures, evaluate),
         sampled_tokens=sum(sampled.new_tokens for sampled in answers),
         device_seconds=sum(sampled.generate_seconds for sampled in answers),
     )
@@ -129,7 +129,7 @@ def judge(
     style: Style,
     prefilled: str,
     *,
-    arm: str,
+    variant: str,
     decoding: str,
 ) -> list[dict[str, Any]]:
     """Rows of table 'eval': every completion with its verdict."""
@@ -145,7 +145,7 @@ def judge(
         {
             "question_id": row["question_id"],
             "benchmark": by_id[row["question_id"]]["source"],
-            "arm": arm,
+            "variant": variant,
             "decoding": decoding,
             "sample_index": row["sample_index"],
             "band": by_id[row["question_id"]]["band"],
@@ -198,9 +198,9 @@ def _figures(rows: Sequence[Mapping[str, Any]], confidence: float | None) -> dic
     return found
 
 
-def _markdown(arm: str, figures: Mapping[str, Any], evaluate: EvaluateConfig) -> str:
+def _markdown(variant: str, figures: Mapping[str, Any], evaluate: EvaluateConfig) -> str:
     lines = [
-        f"Arm **{arm}**, intervals at {evaluate.confidence:.0%}.",
+        f"Variant **{variant}**, intervals at {evaluate.confidence:.0%}.",
         "",
         "| benchmark | decoding | questions | strict | lenient | no answer read | cut off |",
         "|---|---|---|---|---|---|---|",

@@ -75,9 +75,9 @@ def _with_title(chart: Chart) -> str:
 
 
 def _headline_figures(data: Gathered) -> dict[str, float]:
-    """Strict accuracies of all arms on whole benchmarks, as 'strict/<benchmark>/<arm>'."""
+    """Strict accuracies of all variants on whole benchmarks, as 'strict/<benchmark>/<variant>'."""
     return {
-        f"strict/{row['benchmark']}/{row['arm']}": row["strict"]
-        for row in data.summary["arms"]
+        f"strict/{row['benchmark']}/{row['variant']}": row["strict"]
+        for row in data.summary["variants"]
         if (row["band"], row["decoding"]) == ("all", "greedy")
     }

@@ -37,7 +37,7 @@ Row = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Judge:
+class RolloutScorer:
     """Verdicts for logged completions."""
 
     finder: QuestionFinder
@@ -92,8 +92,8 @@ class Judge:
         return rows
 
 
-def make_judge(ctx: StageContext, prompt: PromptConfig, source: Source) -> Judge:
-    """The judge of `source` over this run's training questions."""
+def make_scorer(ctx: StageContext, prompt: PromptConfig, source: Source) -> RolloutScorer:
+    """The scorer of `source` over this run's training questions."""
     import pyarrow.compute as pc
 
     artifact = ctx.inputs["questions"]
@@ -101,7 +101,7 @@ def make_judge(ctx: StageContext, prompt: PromptConfig, source: Source) -> Judge
     table = table.filter(pc.equal(table.column("role"), "train"))
     ids, texts = (table.column(name).to_pylist() for name in ("question_id", "question"))
     logged_ids, prompts = source.whose()
-    return Judge(
+    return RolloutScorer(
         QuestionFinder(ids, texts, prompts),
         not logged_ids.isdisjoint(ids),
         ids,
@@ -189,7 +189,7 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rollouts: RolloutsConfig) ->
     place = Path(rollouts.path) if given is None else given.path("rollouts.parquet")
     shown = rollouts.path if given is None else given.ref
     source = open_source(place, rollouts)
-    judge = make_judge(ctx, prompt, source)
+    scorer = make_scorer(ctx, prompt, source)
     seen: Counter[str] = Counter()
     statuses: Counter[str] = Counter()
     sums: Counter[str] = Counter()
@@ -198,14 +198,14 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rollouts: RolloutsConfig) ->
     with pq.ParquetWriter(ctx.out_dir / "scores.parquet", table_schema, compression="zstd") as out:
         completions = source.completions()
         while part := list(islice(completions, BATCH_ROWS)):
-            placed = [(judge.question_of(one), one) for one in part]
+            placed = [(scorer.question_of(one), one) for one in part]
             found = [(row, one) for row, one in placed if row is not None]
             num_unclear += sum(
-                row is None and one.prompt in judge.finder.unclear for row, one in placed
+                row is None and one.prompt in scorer.finder.unclear for row, one in placed
             )
             num_logged += len(part)
             num_recorded += sum(one.verdict is not None for _, one in found)
-            rows = judge.score(found)
+            rows = scorer.score(found)
             for scored in rows:
                 scored["sample_index"] = seen[scored["question_id"]]
                 seen[scored["question_id"]] += 1
@@ -219,7 +219,7 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rollouts: RolloutsConfig) ->
     summary = {
         "num_samples": total,
         "num_questions": len(seen),
-        "num_train_questions": len(judge.ids),
+        "num_train_questions": len(scorer.ids),
         "most_samples": max(seen.values(), default=0),
         "num_other_questions": num_logged - total - num_unclear,
         "num_unclear": num_unclear,
@@ -229,12 +229,12 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rollouts: RolloutsConfig) ->
         "strict": sums["strict"] / max(total, 1),
         "lenient": sums["lenient"] / max(total, 1),
         "status_rates": {s.value: statuses[s.value] / max(total, 1) for s in Status},
-        "judged_by": judged_by(source, judge.style, num_recorded, total),
+        "judged_by": judged_by(source, scorer.style, num_recorded, total),
         "steps": steps,
         "policies": _policies(steps),
         "path": shown,
     }
-    _check(summary, num_logged, shown, judge.style)
+    _check(summary, num_logged, shown, scorer.style)
     lines = _sentences(summary)
     for line in lines:
         ctx.log(line)

@@ -125,23 +125,28 @@ def completions(draw: random.Random, rows: Rows, k: int, level: float, tidy: flo
 
 
 def evaluated(
-    draw: random.Random, rows: Rows, arm: str, level: float, tidy: float, sample: int | None = None
+    draw: random.Random,
+    rows: Rows,
+    variant: str,
+    level: float,
+    tidy: float,
+    sample: int | None = None,
 ) -> Rows:
     """An eval table, judged by the real verifier: greedy, or one sample of each question."""
     from ratchet.verifier import verify
 
     found = []
     for position, row in enumerate(rows):
-        lift = 0.0 if row["source"] == "symbolic" or arm == "baseline" else -0.25
+        lift = 0.0 if row["source"] == "symbolic" or variant == "baseline" else -0.25
         text = completion(draw, int(row["gold"]), skill(row, level + lift), tidy)
-        if arm == "rl" and position < 3 and sample is None:
+        if variant == "rl" and position < 3 and sample is None:
             text = text.replace("First", HOSTILE + " First")
         verdict = verify(text, row["gold"], "tags")
         found.append(
             {
                 "question_id": row["question_id"],
                 "benchmark": row["source"],
-                "arm": arm,
+                "variant": variant,
                 "decoding": "greedy" if sample is None else "sampled",
                 "sample_index": sample or 0,
                 "band": row["band"],
@@ -256,9 +261,9 @@ def make_run(
     control: bool = False,
     logged: bool = False,
 ) -> dict[str, Artifact]:
-    """A run's artifacts by node name; `rl` is the skill after RL (0.75 before), `samples` are
-    drawn of each test question, `control` adds the arm of a format reward, `logged` selects from
-    the rollouts of an earlier run in place of presamples."""
+    """A run's artifacts by node name; `rl` is the skill after RL (0.75 before), `samples` are drawn
+    of each test question, `control` adds the variant of a format reward, `logged` selects from the
+    rollouts of an earlier run in place of presamples."""
     draw = random.Random(5)
     train = questions(draw, "train", "symbolic", size)
     test = questions(draw, "test", "symbolic", size)
@@ -351,12 +356,12 @@ def make_run(
     levels = {"baseline": (0.75, 0.65)} | ({"warmstart": (0.9, 0.8)} if warmstart else {})
     levels |= {"rl": (rl, 0.97)} | ({"format-reward": (0.8, 0.97)} if control else {})
     dice = random.Random(6)
-    for arm, (level, tidy) in levels.items():
-        rows = evaluated(draw, test + held, arm, level, tidy)
+    for variant, (level, tidy) in levels.items():
+        rows = evaluated(draw, test + held, variant, level, tidy)
         for index in range(samples):
-            rows += evaluated(dice, test + held, arm, level, tidy, index)
-        nodes[f"evaluate.{arm}"] = artifact(
-            root / f"evaluate-{arm}",
+            rows += evaluated(dice, test + held, variant, level, tidy, index)
+        nodes[f"evaluate.{variant}"] = artifact(
+            root / f"evaluate-{variant}",
             "evaluate",
             {"eval": rows},
             config=SETTINGS,
@@ -366,8 +371,10 @@ def make_run(
             duration_seconds=8.0,
         )
     (root / "compare").mkdir()
-    arms = {name.removeprefix("evaluate."): nodes[name] for name in nodes if "evaluate." in name}
-    ctx = context(root / "compare", {"questions": nodes["questions"]} | arms)
+    variants = {
+        name.removeprefix("evaluate."): nodes[name] for name in nodes if "evaluate." in name
+    }
+    ctx = context(root / "compare", {"questions": nodes["questions"]} | variants)
     done = compare.run(ctx, evaluate=EvaluateConfig(samples=samples))
     nodes["compare"] = _finished(ctx, "compare", done)
     return nodes

@@ -146,7 +146,7 @@ def test_show_writes_nested_figures_out(
             "hash": {"strict": 1 / 3, "places": {}},
         },
         "bounds": [0.1, 0.9],
-        "arms": [{"arm": "rl"}, {"arm": "baseline"}],
+        "variants": [{"variant": "rl"}, {"variant": "baseline"}],
         "words": ["First line.", "Second line."],
     }
     store = Store(tmp_path)
@@ -166,7 +166,7 @@ def test_show_writes_nested_figures_out(
         "  hash         strict: 0.3333",
         "    places     none",
         "bounds         0.1, 0.9",
-        "arms           2 entries, which --json shows",
+        "variants           2 entries, which --json shows",
         "words          First line.",
         "               Second line.",
     ]

@@ -50,7 +50,7 @@ def evaluated(
     marks = pick(MARKS, position)
     rows = answers("x", marks)
     for row in rows:
-        row["text"] = f"{HOSTILE} arm {position} says {marks[row['question_id']]}"
+        row["text"] = f"{HOSTILE} variant {position} says {marks[row['question_id']]}"
     settings = SETTINGS | {"evaluate": {"samples": 0, "temperature": 1.0, "confidence": 0.95}}
     fields = {"config": settings, "summary": {"verifier": "2-aa"}} | fields
     parents = {"model": model.as_parent(), "questions": asked.as_parent()}
@@ -105,7 +105,7 @@ def test_two_runs_are_compared_by_what_rl_made(store: Store) -> None:
 
 
 def test_the_table_the_verdict_and_both_completions_are_printed(store: Store) -> None:
-    done = compare(store, "seedling", "grpo/bb1", "--flips", "9")
+    done = compare(store, "seedling", "grpo/bb1", "--changed", "9")
     assert done.exit_code == 0, done.output
     text = " ".join(done.output.split())
     assert "inside the noise: made-up 25.0% → 75.0% strict, +50.0 points" in text
@@ -113,11 +113,11 @@ def test_the_table_the_verdict_and_both_completions_are_printed(store: Store) ->
     assert "made-up strict 8 25.0 → 75.0 +50.0" in text
     assert "+5 −1" in text
     assert max(map(len, done.output.splitlines())) <= 80
-    assert text.count("gained by maths: ") == 4
-    assert text.count("lost by maths: ") == 1
-    assert text.count("gained by format: ") == 2
-    assert f"{HOSTILE} arm 0 says -" in text  # as written, markup and all
-    assert f"{HOSTILE} arm 1 says +" in text
+    assert text.count("improved by maths: ") == 4
+    assert text.count("regressed by maths: ") == 1
+    assert text.count("improved by format: ") == 2
+    assert f"{HOSTILE} variant 0 says -" in text  # as written, markup and all
+    assert f"{HOSTILE} variant 1 says +" in text
 
 
 def test_a_band_alone_and_json(store: Store) -> None:
@@ -125,8 +125,8 @@ def test_a_band_alone_and_json(store: Store) -> None:
     assert {(row["metric"], row["num_questions"]) for row in found["compared"]} == {
         ("strict", 2), ("lenient", 2),
     }  # fmt: skip
-    assert found["arms"] == {"seedling": "evaluate/ea1", "bb1": "evaluate/ea2"}
-    assert {row["question_id"] for row in found["flips"]} == {"q1", "q2"}
+    assert found["variants"] == {"seedling": "evaluate/ea1", "bb1": "evaluate/ea2"}
+    assert {row["question_id"] for row in found["changed_answers"]} == {"q1", "q2"}
 
 
 def test_what_cannot_be_compared_is_refused(store: Store) -> None:

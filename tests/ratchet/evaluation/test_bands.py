@@ -55,13 +55,13 @@ def by_band(tmp_path: Path, banding: dict[str, str], baseline: dict[str, str]) -
     rows = [question(name, role="test", band="source's own") for name in baseline]
     same = dict.fromkeys(baseline, "+-")
     greedy = dict.fromkeys(baseline, "+")
-    arms = {
+    variants = {
         "baseline": answers("baseline", greedy)
         + answers("baseline", baseline, "sampled")
         + answers("baseline", banding, BANDING),
         "rl": answers("rl", greedy) + answers("rl", same, "sampled"),
     }
-    _, out = run(tmp_path, arms, rows, samples=2)
+    _, out = run(tmp_path, variants, rows, samples=2)
     table = read_table(out / "comparison.parquet", "comparison").to_pylist()
     return {
         row["band"]: (row["num_questions"], row["value_a"], row["difference"])

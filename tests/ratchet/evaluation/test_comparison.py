@@ -1,4 +1,4 @@
-"""The comparison of arms on hand-made answers, and its verdict in words by simulation."""
+"""The comparison of variants on hand-made answers, and its verdict in words by simulation."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ratchet.config.run import EvaluateConfig
 from ratchet.errors import UserError
 from ratchet.evaluation.comparison import (
     Answers,
-    Arm,
     Slice,
+    Variant,
     adjust,
     compare_pair,
     format_gain,
@@ -22,7 +22,7 @@ from ratchet.evaluation.comparison import (
     slices,
     some_ks,
 )
-from ratchet.evaluation.judgement import device_seconds_between
+from ratchet.evaluation.comparison_result import device_seconds_between
 from ratchet.evaluation.stats import mcnemar_exact, tango, wilson, wilson_mean
 from ratchet.evaluation.variants import ballots, canonical
 from ratchet.evaluation.verdict import (
@@ -58,18 +58,18 @@ MARKS = {
 }
 
 
-def answers(arm: str, marks: dict[str, str], decoding: str = "greedy") -> list[dict[str, Any]]:
+def answers(variant: str, marks: dict[str, str], decoding: str = "greedy") -> list[dict[str, Any]]:
     """Rows of an eval table; a mark per sample."""
     return [
         {
             "question_id": name,
             "benchmark": "made-up",
-            "arm": arm,
+            "variant": variant,
             "decoding": decoding,
             "sample_index": index,
             "band": "1",
-            "text": f"{arm} says {mark}",
-            "num_tokens": 10 if arm == "baseline" else 20,
+            "text": f"{variant} says {mark}",
+            "num_tokens": 10 if variant == "baseline" else 20,
             "truncated": mark == "?",
             "status": "parse_failure" if mark == "?" else "ok",
             "extracted": None if mark == "?" else "4",
@@ -87,7 +87,7 @@ def pick(marks: dict[str, str], position: int) -> dict[str, str]:
 
 def run(
     tmp_path: Path,
-    arms: dict[str, list[dict[str, Any]]],
+    variants: dict[str, list[dict[str, Any]]],
     questions: list[dict[str, Any]] | None = None,
     samples: int = 0,
     **manifests: dict[str, Any],
@@ -101,28 +101,31 @@ def run(
     inputs = {
         "questions": artifact(tmp_path / "q", "questions", {"questions": rows}, config=config)
     }
-    for name, table in arms.items():
+    for name, table in variants.items():
         fields = {"config": SETTINGS, "summary": {"verifier": "2-aa"}} | manifests.get(name, {})
         inputs[name] = artifact(tmp_path / name, "evaluate", {"eval": table}, **fields)
     ctx = context(tmp_path, inputs)
     return stage.run(ctx, evaluate=EvaluateConfig(samples=samples)), ctx.out_dir
 
 
-def both_arms(**changes: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-    arms = {"rl": answers("rl", pick(MARKS, 1)), "baseline": answers("baseline", pick(MARKS, 0))}
-    return arms | changes
+def both_variants(**changes: list[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    variants = {
+        "rl": answers("rl", pick(MARKS, 1)),
+        "baseline": answers("baseline", pick(MARKS, 0)),
+    }
+    return variants | changes
 
 
 def test_the_table_holds_the_hand_counted_figures(tmp_path: Path) -> None:
-    shuffled = both_arms()["rl"][::-1]  # the order of rows must not matter
-    result, out = run(tmp_path, both_arms(rl=shuffled))
+    shuffled = both_variants()["rl"][::-1]  # the order of rows must not matter
+    result, out = run(tmp_path, both_variants(rl=shuffled))
     rows = {
         (row["metric"], row["band"]): row
         for row in read_table(out / "comparison.parquet", "comparison").to_pylist()
     }
     assert set(rows) == {(m, b) for m in ("strict", "lenient") for b in ("all", "hard", "easy")}
     strict = rows["strict", "all"]
-    assert (strict["arm_a"], strict["arm_b"]) == ("baseline", "rl")
+    assert (strict["variant_a"], strict["variant_b"]) == ("baseline", "rl")
     assert (strict["value_a"], strict["value_b"]) == (2 / 8, 6 / 8)
     assert (strict["gained"], strict["lost"]) == (5, 1)
     assert strict["p_value"] == pytest.approx(2 * (6 + 1) / 2**6)
@@ -134,49 +137,51 @@ def test_the_table_holds_the_hand_counted_figures(tmp_path: Path) -> None:
     assert rows["lenient", "hard"]["num_questions"] == 2
     assert rows["lenient", "hard"]["difference"] == 0.5
 
-    arm = next(row for row in result.summary["arms"] if row["arm"] == "baseline")
-    assert (arm["strict_low"], arm["strict_high"]) == wilson(2, 8)
-    assert arm["status_rates"] == {"ok": 6 / 8, "parse_failure": 2 / 8}
-    assert (arm["truncated_share"], arm["mean_tokens"]) == (2 / 8, 10.0)
+    variant = next(row for row in result.summary["variants"] if row["variant"] == "baseline")
+    assert (variant["strict_low"], variant["strict_high"]) == wilson(2, 8)
+    assert variant["status_rates"] == {"ok": 6 / 8, "parse_failure": 2 / 8}
+    assert (variant["truncated_share"], variant["mean_tokens"]) == (2 / 8, 10.0)
 
 
-def test_flips_are_listed_with_both_completions(tmp_path: Path) -> None:
-    result, out = run(tmp_path, both_arms())
-    flips = [json.loads(line) for line in (out / "flips.jsonl").read_text().splitlines()]
-    found = {(flip["question_id"], flip["change"], flip["what"]) for flip in flips}
+def test_changed_answers_are_listed_with_both_completions(tmp_path: Path) -> None:
+    result, out = run(tmp_path, both_variants())
+    changed = [
+        json.loads(line) for line in (out / "changed_answers.jsonl").read_text().splitlines()
+    ]
+    found = {(one["question_id"], one["change"], one["what"]) for one in changed}
     assert found == {
-        ("q1", "gained", "maths"),
-        ("q5", "gained", "maths"),
-        ("q6", "gained", "maths"),
-        ("q7", "gained", "maths"),
-        ("q2", "gained", "format"),
-        ("q8", "gained", "format"),
-        ("q3", "lost", "maths"),
+        ("q1", "improved", "maths"),
+        ("q5", "improved", "maths"),
+        ("q6", "improved", "maths"),
+        ("q7", "improved", "maths"),
+        ("q2", "improved", "format"),
+        ("q8", "improved", "format"),
+        ("q3", "regressed", "maths"),
     }
-    assert flips[0]["a"]["text"] == "baseline says -"
-    assert flips[0]["b"]["text"] == "rl says +"
-    assert result.summary["flips"] == [
+    assert changed[0]["a"]["text"] == "baseline says -"
+    assert changed[0]["b"]["text"] == "rl says +"
+    assert result.summary["changed_answers"] == [
         {
-            "arm_a": "baseline",
-            "arm_b": "rl",
-            "gained_maths": 4,
-            "gained_format": 2,
-            "lost_maths": 1,
-            "lost_format": 0,
+            "variant_a": "baseline",
+            "variant_b": "rl",
+            "improved_maths": 4,
+            "improved_format": 2,
+            "regressed_maths": 1,
+            "regressed_format": 0,
         }
     ]
 
 
 def test_the_verdict_is_one_line_and_says_what_happened(tmp_path: Path) -> None:
     warm = answers("warmstart", pick(MARKS, 0))
-    result, out = run(tmp_path, both_arms(warmstart=warm))
+    result, out = run(tmp_path, both_variants(warmstart=warm))
     verdict = result.summary["verdict"]
     assert (out / "verdict.txt").read_text() == verdict + "\n"
     about = "made-up (templates never trained on)"
     assert verdict.startswith(f"inside the noise: {about} 25.0% → 75.0% strict, +50.0 points (95%")
     assert "RL is not told apart from the warm start: +50.0 points" in verdict
     assert "the smallest true difference this test finds 4 times in 5 is" in verdict
-    assert result.summary["arm_order"] == ["baseline", "warmstart", "rl"]
+    assert result.summary["variant_order"] == ["baseline", "warmstart", "rl"]
     assert result.summary["outcome"] == "inside the noise"
 
 
@@ -186,8 +191,8 @@ def test_a_clear_gain_is_split_into_maths_and_format(tmp_path: Path) -> None:
     # 20 wrong → right, 20 right in another format → right, 20 unchanged
     base = dict(zip(names, "-" * 20 + "~" * 20 + "+" * 20, strict=True))
     rl = dict.fromkeys(names, "+")
-    arms = {"baseline": answers("baseline", base), "rl": answers("rl", rl)}
-    result, out = run(tmp_path, arms, rows)
+    variants = {"baseline": answers("baseline", base), "rl": answers("rl", rl)}
+    result, out = run(tmp_path, variants, rows)
     assert result.summary["outcome"] == "better"
     assert "of +66.7 points, +33.3 are maths" in result.summary["verdict"]
     assert "+33.3 are format" in result.summary["verdict"]
@@ -198,11 +203,11 @@ def test_a_clear_gain_is_split_into_maths_and_format(tmp_path: Path) -> None:
 def test_sampled_answers_are_compared_by_question(tmp_path: Path) -> None:
     sampled_a = dict.fromkeys(MARKS, "+-") | {"q1": "--"}
     sampled_b = dict.fromkeys(MARKS, "++") | {"q1": "--", "q2": "-+"}
-    arms = both_arms()
-    arms["baseline"] += answers("baseline", sampled_a, "sampled")
-    arms["rl"] += answers("rl", sampled_b, "sampled")
+    variants = both_variants()
+    variants["baseline"] += answers("baseline", sampled_a, "sampled")
+    variants["rl"] += answers("rl", sampled_b, "sampled")
     settings = {"config": SETTINGS | {"evaluate": {"samples": 2, "temperature": 1.0}}}
-    result, out = run(tmp_path, arms, samples=2, rl=settings, baseline=settings)
+    result, out = run(tmp_path, variants, samples=2, rl=settings, baseline=settings)
     row = next(
         row
         for row in read_table(out / "comparison.parquet", "comparison").to_pylist()
@@ -210,9 +215,9 @@ def test_sampled_answers_are_compared_by_question(tmp_path: Path) -> None:
     )
     assert (row["value_a"], row["value_b"]) == (7 / 16, 13 / 16)
     assert (row["gained"], row["lost"]) == (6, 0)
-    arm = next(r for r in result.summary["arms"] if r["decoding"] == "sampled")
-    assert (arm["strict_low"], arm["strict_high"]) == wilson_mean([0.5] * 7 + [0.0])
-    at_k = {(item["kind"], item["k"]): item for item in arm["at_k"]}
+    variant = next(r for r in result.summary["variants"] if r["decoding"] == "sampled")
+    assert (variant["strict_low"], variant["strict_high"]) == wilson_mean([0.5] * 7 + [0.0])
+    at_k = {(item["kind"], item["k"]): item for item in variant["at_k"]}
     # samples '+-' and '--': pass@2 7/8; the two answers tie wherever one is right
     assert {name: item["value"] for name, item in at_k.items()} == {
         ("pass", 1): 7 / 16, ("pass", 2): 7 / 8, ("cons", 1): 7 / 16, ("cons", 2): 7 / 16,
@@ -228,18 +233,18 @@ def test_sampled_answers_are_compared_by_question(tmp_path: Path) -> None:
     assert some_ks(6) == [1, 2, 4, 6]
 
 
-def test_arms_that_do_not_match_are_refused(tmp_path: Path) -> None:
+def test_variants_that_do_not_match_are_refused(tmp_path: Path) -> None:
     other = answers("rl", {**pick(MARKS, 1), "q9": "+"})
     cases: dict[str, tuple[list[dict[str, Any]], str]] = {
         "missing": (answers("rl", pick(MARKS, 1))[1:], r"'rl' holds 7 of 8 greedy answers"),
-        "twice": (both_arms()["rl"] + both_arms()["rl"][:1], r"'rl' holds 8 of 8 greedy"),
+        "twice": (both_variants()["rl"] + both_variants()["rl"][:1], r"'rl' holds 8 of 8 greedy"),
         "other": (other, r"'rl' answered 1 questions that are not in the test set"),
-        "sampled": (both_arms()["rl"] + answers("rl", pick(MARKS, 1), "sampled"), "expected"),
+        "sampled": (both_variants()["rl"] + answers("rl", pick(MARKS, 1), "sampled"), "expected"),
     }
     for name, (rows, message) in cases.items():
         (tmp_path / name).mkdir()
         with pytest.raises(UserError, match=message):
-            run(tmp_path / name, both_arms(rl=rows))
+            run(tmp_path / name, both_variants(rl=rows))
 
 
 def test_other_conditions_are_refused_in_one_line(tmp_path: Path) -> None:
@@ -262,17 +267,17 @@ def test_other_conditions_are_refused_in_one_line(tmp_path: Path) -> None:
     for name, (fields, message) in cases.items():
         (tmp_path / name).mkdir()
         with pytest.raises(UserError, match=message) as refused:
-            run(tmp_path / name, both_arms(), rl=fields)
+            run(tmp_path / name, both_variants(), rl=fields)
         assert "\n" not in str(refused.value)
     # what can't change an answer is no reason
     (tmp_path / "fine").mkdir()
-    run(tmp_path / "fine", both_arms(), rl=config("sampler", max_num_seqs=99))
+    run(tmp_path / "fine", both_variants(), rl=config("sampler", max_num_seqs=99))
 
 
 def test_a_question_without_a_band_and_a_band_without_a_question(tmp_path: Path) -> None:
     rows = [question(name, role="test", band="" if name == "q3" else "easy") for name in MARKS]
     with pytest.raises(UserError, match="1 test questions have an empty band, the first is q3"):
-        run(tmp_path, both_arms(), rows)
+        run(tmp_path, both_variants(), rows)
     parts = list(slices(["a", "a", "b"], ["1", "2", "1"]))
     assert [(part.benchmark, part.band) for part in parts] == [
         ("a", "all"), ("a", "1"), ("a", "2"), ("b", "all"),
@@ -301,23 +306,23 @@ def test_bands_are_adjusted_together_and_benchmarks_are_not() -> None:
     assert [row["p_adjusted"] for row in rows] == pytest.approx([0.04, 0.03, 0.06, 0.06, 0.02])
 
 
-def make_arm(name: str, strict_q: np.ndarray, lenient_q: np.ndarray) -> Arm:
+def make_variant(name: str, strict_q: np.ndarray, lenient_q: np.ndarray) -> Variant:
     zeros = np.zeros((len(strict_q), 1), dtype=int)
     found = Answers(
         strict_q[:, None], lenient_q[:, None], zeros > 0, zeros.astype(str), zeros, zeros
     )
-    return Arm(name, {"greedy": found})
+    return Variant(name, {"greedy": found})
 
 
 def simulate(rng: np.random.Generator, n: int, gain: float) -> Outcome:
-    """Outcome for two arms with 15% of answers flipping at random and a true gain on top."""
+    """Outcome for two variants with 15% of answers flipping at random and a true gain on top."""
     lenient_a = rng.random(n) < 0.5
     draw = rng.random(n)
     gained, lost = 0.15 + gain, 0.15 - gain  # chance of a flip where it is possible
     lenient_b = np.where(lenient_a, draw >= lost, draw < gained)
     in_format = rng.random((2, n)) < 0.9
-    a = make_arm("a", lenient_a & in_format[0], lenient_a)
-    b = make_arm("b", lenient_b & in_format[1], lenient_b)
+    a = make_variant("a", lenient_a & in_format[0], lenient_a)
+    b = make_variant("b", lenient_b & in_format[1], lenient_b)
     part = Slice("made-up", "all", np.ones(n, dtype=bool))
     strict, lenient = (
         compare_pair(a, b, metric, "greedy", part, 0.95, 0) for metric in ("strict", "lenient")
@@ -326,7 +331,7 @@ def simulate(rng: np.random.Generator, n: int, gain: float) -> Outcome:
     return outcome_of(strict, lenient, 0.95)
 
 
-def test_equal_arms_are_inside_the_noise_and_a_planted_gain_is_found() -> None:
+def test_equal_variants_are_inside_the_noise_and_a_planted_gain_is_found() -> None:
     rng = np.random.default_rng(7)
     equal = [simulate(rng, 1319, 0.0) for _ in range(100)]
     assert equal.count(Outcome.NOISE) >= 95
@@ -336,7 +341,7 @@ def test_equal_arms_are_inside_the_noise_and_a_planted_gain_is_found() -> None:
 
 def test_format_gain_is_the_strict_gain_that_the_lenient_score_lacks() -> None:
     yes, no = np.array([True, True, True, True]), np.array([False, True, False, False])
-    a, b = make_arm("a", no, yes), make_arm("b", yes, yes)
+    a, b = make_variant("a", no, yes), make_variant("b", yes, yes)
     part = Slice("made-up", "all", np.ones(4, dtype=bool))
     assert format_gain(a, b, "greedy", part, 0.95, 0)["difference"] == 0.75
 
@@ -349,7 +354,13 @@ def moved(benchmark: str, gained: int, lost: int, n: int, **fields: Any) -> dict
     """A row of the comparison table."""
     low, high = tango(gained, lost, n)
     p = mcnemar_exact(gained, lost)
-    row = {"benchmark": benchmark, "p_value": p, "p_adjusted": p, "arm_a": "a", "arm_b": "rl"}
+    row = {
+        "benchmark": benchmark,
+        "p_value": p,
+        "p_adjusted": p,
+        "variant_a": "a",
+        "variant_b": "rl",
+    }
     row["value_a"] = 0.4
     return row | {"difference": (gained - lost) / n, "ci_low": low, "ci_high": high} | fields
 
@@ -381,7 +392,7 @@ def test_the_price_of_a_point() -> None:
     ]  # fmt: skip
 
 
-def test_the_price_counts_what_only_the_later_arm_needed(tmp_path: Path) -> None:
+def test_the_price_counts_what_only_the_later_variant_needed(tmp_path: Path) -> None:
     store = Store(tmp_path)
 
     def made(stage: str, key: str, seconds: float, *parents: Artifact) -> Artifact:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ratchet.config.load import load_config
-from ratchet.evaluation.power import counts_in, expected_counts, foresight, num_train
+from ratchet.evaluation.power import counts_in, detectable_differences, expected_counts, num_train
 from ratchet.evaluation.stats import mcnemar_power
 from tests.support.made_up import artifact, question
 
@@ -32,8 +32,10 @@ def test_sizes_come_from_the_configuration_and_then_from_the_questions(tmp_path:
 
 
 def test_the_sentence_states_what_mcnemar_finds_four_times_in_five() -> None:
-    (line,) = foresight({"gsm8k": 1319}, 0.95)
-    assert line == ("gsm8k, 1,319 questions: 2.5 points if 10% of the answers flip, 4.3 if 30% do")
+    (line,) = detectable_differences({"gsm8k": 1319}, 0.95)
+    assert line == (
+        "gsm8k, 1,319 questions: 2.5 points if 10% of the answers change, 4.3 if 30% do"
+    )
     assert mcnemar_power(1319, 0.1, 0.025) == pytest.approx(0.8, abs=0.02)
     assert mcnemar_power(1319, 0.3, 0.043) == pytest.approx(0.8, abs=0.02)
-    assert foresight({"empty": 0}, 0.95) == []
+    assert detectable_differences({"empty": 0}, 0.95) == []

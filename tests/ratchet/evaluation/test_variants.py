@@ -1,4 +1,4 @@
-"""Further arms and controls: in the configuration, in the plan, and their rewards."""
+"""Further variants and controls: in the configuration, in the plan, and their rewards."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tests.conftest import REPO
 SEEDLING = str(REPO / "data" / "seedling")
 
 
-def test_further_arms_and_controls_are_nodes_and_leave_the_others_as_they_were(
+def test_further_variants_and_controls_are_nodes_and_leave_the_others_as_they_were(
     tmp_path: Path,
 ) -> None:
     store = Store(tmp_path)
     plain = make_plan(load_config("demo"), store)
-    arms = f'evaluate.arms=[{{name="old-one", path="{SEEDLING}"}}]'
-    config = load_config("demo", [arms, 'evaluate.controls=["random-reward"]'])
+    variants = f'evaluate.variants=[{{name="old-one", path="{SEEDLING}"}}]'
+    config = load_config("demo", [variants, 'evaluate.controls=["random-reward"]'])
     plan = make_plan(config, store)
     names = [planned.node.name for planned in plan.nodes]
     assert set(names) - {planned.node.name for planned in plain.nodes} == {
@@ -48,17 +48,19 @@ def test_further_arms_and_controls_are_nodes_and_leave_the_others_as_they_were(
     assert plan.named("evaluate.old-one").node.inputs["model"] == "model.old-one"
 
 
-def test_bad_arms_are_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_bad_variants_are_refused_before_anything_runs(tmp_path: Path) -> None:
     def refused(assignment: str) -> str:
         with pytest.raises(UserError) as error:
             prepare(Request("demo", None, [assignment], None, None, tmp_path), [], [], "ratchet")
         return str(error.value)
 
-    assert "arm name 'rl' is taken" in refused('evaluate.arms=[{name="rl", path="seedling"}]')
-    twice = 'evaluate.arms=[{name="a", path="seedling"}, {name="a", path="seedling"}]'
-    assert "two arms are called 'a'" in refused(twice)
-    gone = refused('evaluate.arms=[{name="a", path="/no/such/model"}]')
-    assert gone.startswith("evaluate.arms 'a': ")
+    assert "variant name 'rl' is taken" in refused(
+        'evaluate.variants=[{name="rl", path="seedling"}]'
+    )
+    twice = 'evaluate.variants=[{name="a", path="seedling"}, {name="a", path="seedling"}]'
+    assert "two variants are called 'a'" in refused(twice)
+    gone = refused('evaluate.variants=[{name="a", path="/no/such/model"}]')
+    assert gone.startswith("evaluate.variants 'a': ")
     assert "no folder /no/such/model" in gone
     assert "'random-reward', 'format-reward'" in refused('evaluate.controls=["random"]')
     test = 'questions.test=[{kind="symbolic"}, {kind="symbolic", seed=2}]'

@@ -105,7 +105,7 @@ def test_the_tables_hold_the_numbers_of_the_comparison(
             row
             for row in compared
             if (row["metric"], row["band"], row["benchmark"]) == (metric, "all", "symbolic")
-            and (row["arm_a"], row["arm_b"]) == ("baseline", "rl")
+            and (row["variant_a"], row["variant_b"]) == ("baseline", "rl")
         )
         for metric in ("strict", "lenient")
     )
@@ -134,7 +134,7 @@ def test_the_bands_hold_holms_p_values(html: str, nodes: dict[str, Artifact]) ->
         (row["metric"], row["band"]): row
         for row in nodes["compare"].table("comparison").to_pylist()
         if row["benchmark"] == "symbolic-heldout"
-        and (row["arm_a"], row["arm_b"]) == ("baseline", "rl")
+        and (row["variant_a"], row["variant_b"]) == ("baseline", "rl")
     }
     page = Page(html[html.index("Differences by band") :])
     shown = page.row("symbolic-heldout", "1")
@@ -191,7 +191,7 @@ def test_sampled_answers_and_a_control_are_shown(sampled: dict[str, Artifact]) -
     data = gather(sampled, "test-run")
     html = render(data)
     text = " ".join(" ".join(Page(html).text).split())
-    assert data.arms == ["baseline", "warmstart", "format-reward", "rl"]
+    assert data.variants == ["baseline", "warmstart", "format-reward", "rl"]
     assert "RL beats the control 'format-reward' by" in text
 
     rows = sampled["evaluate.rl"].table("eval").to_pylist()
@@ -203,7 +203,7 @@ def test_sampled_answers_and_a_control_are_shown(sampled: dict[str, Artifact]) -
     at_2 = sum(1 - (4 - c) * (3 - c) / 12 for c in right.values()) / len(right)
     shown = Page(html[html.index("pass@k and cons@k with") :])
     cells = shown.row("", "after RL")
-    heads = shown.row("benchmark", "arm")
+    heads = shown.row("benchmark", "variant")
     assert heads[2:] == ["pass@1", "pass@2", "pass@4", "cons@1", "cons@2", "cons@4"]
     assert cells[4].startswith(percent(at_4))
     assert cells[3].startswith(percent(at_2))
@@ -255,8 +255,8 @@ def test_endless_completions_leave_the_page_small(nodes: dict[str, Artifact]) ->
 
     data = gather(nodes, "test-run")
     endless = "<b>" * 200_000
-    flips = [flip | {"a": flip["a"] | {"text": endless + " the end"}} for flip in data.flips]
-    page = render(replace(data, flips=flips), defaultdict(lambda: None))
+    changed = [row | {"a": row["a"] | {"text": endless + " the end"}} for row in data.changed]
+    page = render(replace(data, changed=changed), defaultdict(lambda: None))
     assert len(page.encode()) < 5_000_000
     assert "[… 588,008 characters left out …]" in page
     assert " the end</pre>" in page
@@ -276,7 +276,7 @@ def test_nothing_is_loaded_from_anywhere(html: str) -> None:
 def test_figures_follow_the_theme_and_ids_are_unique(html: str) -> None:
     assert html.count("<svg") >= 10
     assert not [colour for colour in VARIABLES if colour in html]
-    assert "var(--arm-rl)" in html
+    assert "var(--variant-rl)" in html
     ids = re.findall(r'\bid="([^"]+)"', html)
     assert len(ids) == len(set(ids))
     used = re.findall(r'href="#([^"]+)"|url\(#([^)]+)\)', html)

@@ -77,7 +77,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         "cc1",
         {},
         parents={"rl": rl.as_parent()},
-        summary={"arm_order": ["baseline", "rl"]},
+        summary={"variant_order": ["baseline", "rl"]},
         markdown="**better: made-up 1% → 2% | worse: other**\n\n| the | table |\n|---|---|",
     )
     return store

@@ -153,7 +153,7 @@ def test_keys_follow_model_seed_and_text_but_greedy_ones_no_seed(tmp_path: Path)
     assert keys(ctx, sampled) == keys(ctx, request(questions), gpu_memory_utilization=0.5)
 
 
-def test_arms_are_sampled_with_the_same_draws(tmp_path: Path) -> None:
+def test_variants_are_sampled_with_the_same_draws(tmp_path: Path) -> None:
     ctx = stage_context(tmp_path, "a", rows(1))
     model = model_artifact(tmp_path / "m", key="another")
     other = replace(ctx, inputs=dict(ctx.inputs) | {"model": model})
@@ -254,13 +254,13 @@ def run_evaluate(ctx: StageContext, samples: int, band_samples: int = 0) -> Stag
 
 
 @pytest.mark.slow
-def test_evaluate_judges_every_answer_of_its_arm(tmp_path: Path) -> None:
+def test_evaluate_judges_every_answer_of_its_variant(tmp_path: Path) -> None:
     questions = rows(8, "test") + rows(4, "train", seed=9)
     ctx = replace(stage_context(tmp_path, "a", questions), node="evaluate.rl")
     result = run_evaluate(ctx, samples=2, band_samples=2)
     found = artifact(ctx.out_dir, "evaluate", {}).table("eval").to_pylist()
     assert len(found) == 8 * 5
-    assert {row["arm"] for row in found} == {"rl"}
+    assert {row["variant"] for row in found} == {"rl"}
     assert [(r["decoding"], r["sample_index"]) for r in found if r["question_id"] == "test-1"] == [
         ("greedy", 0), ("sampled", 0), ("sampled", 1), ("banding", 2), ("banding", 3),
     ]  # fmt: skip

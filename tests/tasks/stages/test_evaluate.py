@@ -65,7 +65,7 @@ def test_one_checkpoint_evaluated_twice_gives_identical_tables(tmp_path: Path, e
     inputs = {"questions": asked, "baseline": first, "rl": second}
     result = compare.run(context(tmp_path / "compare", inputs), evaluate=SETTINGS)
     assert result.summary["outcome"] == "inside the noise"
-    assert result.summary["num_flips_listed"] == 0
+    assert result.summary["num_changed_listed"] == 0
     assert first_ctx.store.root != tmp_path / "store"
 
 
