@@ -10,7 +10,7 @@ from __future__ import annotations
 from flows.execution.executor import RunExecutor
 from flows.execution.terminal import KEY_DIGITS, duration
 from flows.pages.markdown import cell, linked, run_address, table, whole
-from flows.pages.stage_page import Links, made_by, plots, verdict
+from flows.pages.stage_page import Links, made_by, plots
 from ratchet.config.run import RunConfig
 from ratchet.pipeline.plan import PlannedNode
 from ratchet.pipeline.stages import CLEAN, STAGES
@@ -161,8 +161,7 @@ def _comparison(executor: RunExecutor) -> list[str]:
     if outcome is None or not outcome.ok or artifact is None:
         return []
     drawn = plots(executor, executor.plan.named("compare"))
-    words = artifact.manifest.markdown.partition("\n")[2].strip()  # after the verdict
-    return ["## Comparison", "", *verdict(artifact.manifest), *drawn, words, ""]
+    return ["## Comparison", "", artifact.manifest.markdown, "", *drawn]
 
 
 def run_page(executor: RunExecutor, links: Links) -> str:
@@ -171,7 +170,8 @@ def run_page(executor: RunExecutor, links: Links) -> str:
     lines = [f"# {record.name}: {what_it_does(executor.config)}", ""]
     compared = executor.artifact("compare") if executor.verdict() else None
     if compared is not None:
-        lines += ["**Verdict**", "", *verdict(compared.manifest, notes=False)]
+        verdicts = compared.manifest.summary["verdicts"]
+        lines += ["**Verdict**", "", *(f"- **{one['sentence']}**" for one in verdicts), ""]
     else:
         lines += [f"{summary_line(executor, links)}.", ""]
     failed = [outcome for outcome in executor.outcomes.values() if not outcome.ok]

@@ -112,22 +112,6 @@ def _plots(
     return [f"The plots are on {linked('the page of the run that made it', maker)}.", ""]
 
 
-def verdict(manifest: Manifest, *, notes: bool = True) -> list[str]:
-    """A comparison's verdict as a list: a benchmark each, and what else is said of it below."""
-    lines = []
-    for item in manifest.summary["verdicts"]:
-        lines.append(f"- **{item['sentence']}**")
-        lines += [f"  - {note}" for note in item["notes"]] if notes else []
-    return [*lines, ""]
-
-
-def _words(manifest: Manifest) -> list[str]:
-    """The stage's own words."""
-    if manifest.stage == "compare":
-        return [*verdict(manifest), manifest.markdown.partition("\n")[2].strip(), ""]
-    return [without_code_blocks(manifest.markdown), ""]
-
-
 def _changed_settings(manifest: Manifest) -> list[str]:
     """The settings that differ from the defaults."""
     defaults = {
@@ -192,7 +176,7 @@ def node_page(
         if first := STAGES[node.stage].headline(manifest.summary):
             lines += [f"## {first}", ""]
         lines += [_how(outcome, artifact, links), "", *_bars(artifact)]
-        lines += _words(manifest)
+        lines += [without_code_blocks(manifest.markdown), ""]
         lines += _plots(executor, planned, outcome, links)
     if node.inputs:
         lines += _made_from(executor, node.inputs, links)
