@@ -34,7 +34,7 @@ from tasks.runtime.context import StageContext
 from tasks.sampling.engines.base import EngineSpec
 from tasks.sampling.engines.opening import engine_spec
 from tasks.training.arguments import training_folder
-from tasks.training.dev_check import DevCheckCallback, Exam
+from tasks.training.dev_check import DevCheckCallback, EvalSet
 from tasks.training.resume import CheckpointKeeper, newest_checkpoint, step_of
 from tasks.training.seeds import step_seed
 from tasks.training.vllm import adapters_folder, colocated_backend
@@ -47,9 +47,9 @@ def build_trainer(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Prompts,
     training_log: TrainingLog,
-    exam: Exam | None = None,
+    dev: EvalSet | None = None,
 ) -> RolloutTrainer:
-    """The trainer; UserError for settings or prompts that can't be trained with. `exam` holds the
+    """The trainer; UserError for settings or prompts that can't be trained with. `dev` holds the
     dev questions."""
     grpo, dtype = sections.grpo, sections.model.dtype
     use_vllm = sections.sampler.engine == "vllm"
@@ -59,7 +59,7 @@ def build_trainer(
     policy = load_model(
         ctx.inputs["model"], dtype=training_dtype(grpo, dtype), attention=attention(dtype)
     )
-    spec = _engine_spec(ctx, sections, tokenizer, prompts, exam)
+    spec = _engine_spec(ctx, sections, tokenizer, prompts, dev)
     # Sampling defaults of the model must not leak into training, and what ends a completion must
     # be what ended it when the questions were sampled.
     policy.generation_config = GenerationConfig(
@@ -79,7 +79,7 @@ def build_trainer(
     adapter = lora_config(grpo.lora)
     # The budget comes first: a step that spends it is saved, and what is saved is checked.
     budget = [] if grpo.max_tokens is None else [TokenBudget(grpo.max_tokens)]
-    check = [] if exam is None else [DevCheckCallback(ctx.log, exam, spec, by_engine=use_vllm)]
+    check = [] if dev is None else [DevCheckCallback(ctx.log, dev, spec, by_engine=use_vllm)]
     telling = TrainingLogCallback(
         ctx, training_log, sections.as_json(), None if adapter is None else adapter.to_dict()
     )
@@ -112,7 +112,7 @@ def _engine_spec(
     sections: Sections,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Prompts,
-    exam: Exam | None,
+    dev: EvalSet | None,
 ) -> EngineSpec:
     """How the policy is sampled; UserError when its context can't hold prompt and completion."""
     grpo = sections.grpo
@@ -121,7 +121,7 @@ def _engine_spec(
         tokenizer,
         model_config=sections.model,
         sampler=sections.sampler,
-        max_prompt_tokens=max([prompts.longest, *([] if exam is None else map(len, exam.prompts))]),
+        max_prompt_tokens=max([prompts.longest, *([] if dev is None else map(len, dev.prompts))]),
     )
     engines = 1 if grpo.vllm_mode == "server" else PartialState().num_processes
     most = grpo.prompts_per_step * grpo.group_size // engines

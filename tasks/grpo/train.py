@@ -24,7 +24,7 @@ from tasks.grpo.trainer import RolloutTrainer
 from tasks.models.checkpoints import load_tokenizer
 from tasks.runtime.context import StageContext
 from tasks.sync.errors import ServerError
-from tasks.training.dev_check import dev_exam
+from tasks.training.dev_check import dev_set
 from tasks.training.resume import (
     newest_checkpoint,
     save_now,
@@ -60,7 +60,7 @@ def train(
     training_log = TrainingLog(ctx.work_dir / STEPS_FOLDER)
     settings = {name: sections.as_json()[name] for name in ("grpo", "rewards")}
     with wandb_run(ctx, "grpo", sections.wandb, settings) as wandb_place:
-        exam = dev_exam(
+        dev = dev_set(
             ctx.inputs,
             tokenizer,
             sections.model,
@@ -68,7 +68,7 @@ def train(
             count=sections.grpo.dev_questions,
             max_tokens=sections.sampler.max_completion_tokens,
         )
-        trainer = build_trainer(ctx, sections, tokenizer, prompts, training_log, exam)
+        trainer = build_trainer(ctx, sections, tokenizer, prompts, training_log, dev)
         try:
             _train_on(ctx, trainer, training_log, sections.grpo.max_tokens)
         finally:

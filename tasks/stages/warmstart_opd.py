@@ -33,7 +33,7 @@ from tasks.models.lora import lora_config
 from tasks.runtime.context import StageContext, StageResult
 from tasks.sampling.engines.base import EngineSpec
 from tasks.sampling.engines.opening import engine_spec
-from tasks.training.dev_check import DevCheckCallback, Exam, greedy_answers
+from tasks.training.dev_check import DevCheckCallback, EvalSet, greedy_answers
 from tasks.training.seeds import training_order
 from tasks.training.vllm import vllm_arguments
 from tasks.training.wandb_run import wandb_run
@@ -41,8 +41,8 @@ from tasks.warmstart.data import warmup_questions
 from tasks.warmstart.distillation_trainer import (
     GuardedDistillationTrainer,
     check_backend,
+    describe_drift,
     drift_summary,
-    drift_words,
     sampling_backend,
 )
 from tasks.warmstart.nan_guard import EXAMPLE, NanGuard, Setting
@@ -56,12 +56,12 @@ NUM_TEACHER_QUESTIONS = 64
 
 
 def _teacher_shares(
-    ctx: StageContext, teacher: PreTrainedModel, exam: Exam, spec: EngineSpec
+    ctx: StageContext, teacher: PreTrainedModel, eval_set: EvalSet, spec: EngineSpec
 ) -> tuple[float, float]:
     """The teacher's greedy answers, verified: shares of strictly and leniently right ones."""
-    strict, lenient = exam.shares(greedy_answers(teacher, exam, spec))
+    strict, lenient = eval_set.accuracy(greedy_answers(teacher, eval_set, spec))
     ctx.log(
-        f"teacher on {len(exam.golds)} warm-up questions, greedy: {strict:.3f} strict, "
+        f"teacher on {len(eval_set.golds)} warm-up questions, greedy: {strict:.3f} strict, "
         f"{lenient:.3f} lenient"
     )
     return strict, lenient
@@ -151,7 +151,7 @@ def run(
     random.Random(ctx.seed).shuffle(questions)
     tokenizer = load_tokenizer(ctx.inputs["model"])
     limit = sampler.max_completion_tokens
-    prompts = Exam.of(questions, tokenizer, model, prompt, limit).prompts
+    prompts = EvalSet.of(questions, tokenizer, model, prompt, limit).prompts
     spec = replace(
         engine_spec(
             ctx.inputs["model"],
@@ -163,8 +163,8 @@ def run(
         gpu_memory_utilization=opd.vllm_memory_utilization,
     )
     student, teacher = _models(ctx, model, opd, tokenizer)
-    exam = Exam.of(questions[:NUM_TEACHER_QUESTIONS], tokenizer, model, prompt, limit)
-    strict, lenient = _teacher_shares(ctx, teacher, exam, spec)
+    eval_set = EvalSet.of(questions[:NUM_TEACHER_QUESTIONS], tokenizer, model, prompt, limit)
+    strict, lenient = _teacher_shares(ctx, teacher, eval_set, spec)
     texts = [
         tokenizer.decode(ids, clean_up_tokenization_spaces=False) + row["gold"]
         for ids, row in zip(prompts, questions, strict=True)
@@ -193,7 +193,7 @@ def run(
     lengths = [row["completions/mean_length"] for row in trained.rows]
     drift = drift_summary(trained.rows)
     measured = {
-        "teacher_num_questions": len(exam.golds),
+        "teacher_num_questions": len(eval_set.golds),
         "teacher_strict": strict,
         "teacher_lenient": lenient,
     }
@@ -203,8 +203,8 @@ def run(
         | trained.summary()
         | drift,
         markdown=f"Distilled from {opd.teacher}, which itself answers {strict:.3f} strictly right "
-        f"({lenient:.3f} leniently) of {len(exam.golds)} of the {len(questions)} warm-up "
-        f"questions. {trained.words()} {drift_words(drift)}",
+        f"({lenient:.3f} leniently) of {len(eval_set.golds)} of the {len(questions)} warm-up "
+        f"questions. {trained.describe()} {describe_drift(drift)}",
         sampled_tokens=sum(round(length * opd.batch_size) for length in lengths),
         device_seconds=trained.seconds,
         wandb_run=wandb_place,

@@ -126,7 +126,7 @@ def drift_summary(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {"drift_mean": sum(means) / len(means), "drift_max": largest}
 
 
-def drift_words(found: Mapping[str, float]) -> str:
+def describe_drift(found: Mapping[str, float]) -> str:
     """The same for people."""
     if not found:
         return "The student's own weights did the sampling: there is no drift."
