@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,7 +37,7 @@ from tasks.training.arguments import training_folder
 from tasks.training.dev_check import DevCheckCallback, EvalSet
 from tasks.training.resume import CheckpointKeeper, newest_checkpoint, step_of
 from tasks.training.seeds import step_seed
-from tasks.training.vllm import adapters_folder, colocated_backend
+from tasks.training.vllm import adapters_folder, sampling_backend
 from tasks.training.wandb_run import report_to
 
 
@@ -84,7 +84,7 @@ def build_trainer(
         ctx, training_log, sections.as_json(), None if adapter is None else adapter.to_dict()
     )
     count = generation_batches(grpo) * grpo.prompts_per_step
-    with sampling_backend(ctx, grpo, sections.sampler, spec, dtype):
+    with policy_sampler(ctx, grpo, sections.sampler, spec, dtype):
         trainer = RolloutTrainer(
             prompts=prompts,
             style=style,
@@ -150,16 +150,15 @@ def check_backend(grpo: GrpoConfig, sampler: SamplerConfig, dtype: Dtype) -> Non
         check_nccl_devices(grpo.vllm_server_device, PartialState().num_processes)
 
 
-def sampling_backend(
+def policy_sampler(
     ctx: StageContext, grpo: GrpoConfig, sampler: SamplerConfig, spec: EngineSpec, dtype: Dtype
 ) -> AbstractContextManager[None]:
-    """What puts our vLLM backend into the trainer that is made inside; nothing to be put there when
-    the trainer samples by itself."""
-    if sampler.engine != "vllm":
-        return nullcontext()
-    adapter = grpo.lora if resolved_sync(grpo, dtype) == "adapter" else None
+    """What puts our sampler into the trainer that is made inside: vLLM in a server that it starts,
+    or see `sampling_backend`."""
+    by_adapter = sampler.engine == "vllm" and resolved_sync(grpo, dtype) == "adapter"
+    adapter = grpo.lora if by_adapter else None
     if grpo.vllm_mode == "colocate":
-        return colocated_backend(ctx, spec, adapter, grpo_trainer)
+        return sampling_backend(ctx, sampler, spec, adapter, grpo_trainer)
     from tasks.sync import server_generation
     from tasks.sync.engine import engine_rank
     from tasks.sync.server import ServerSettings

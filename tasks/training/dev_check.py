@@ -66,6 +66,10 @@ class EvalSet:
             answer_start(first),
         )
 
+    def first(self, count: int) -> EvalSet:
+        """Its first questions."""
+        return replace(self, prompts=self.prompts[:count], golds=self.golds[:count])
+
     def accuracy(self, answers: Sequence[str]) -> tuple[float, float]:
         """Shares of strictly and leniently right answers."""
         texts = [self.prefilled + answer for answer in answers]
