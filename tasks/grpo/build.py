@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from accelerate import PartialState
-from transformers import GenerationConfig, PreTrainedTokenizerBase, PrinterCallback
+from transformers import GenerationConfig, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from trl.trainer import grpo_trainer
 
 from ratchet.config.run import Dtype, GrpoConfig, SamplerConfig
@@ -77,12 +77,16 @@ def build_trainer(
         report_to=report_to(sections.wandb),
     )
     adapter = lora_config(grpo.lora)
-    # The budget comes first: a step that spends it is saved, and what is saved is checked.
-    budget = [] if grpo.max_tokens is None else [TokenBudget(grpo.max_tokens)]
-    check = [] if dev is None else [DevCheckCallback(ctx.log, dev, spec, by_engine=use_vllm)]
-    telling = TrainingLogCallback(
-        ctx, training_log, sections.as_json(), None if adapter is None else adapter.to_dict()
-    )
+    callbacks: list[TrainerCallback] = [
+        TrainingLogCallback(
+            ctx, training_log, sections.as_json(), None if adapter is None else adapter.to_dict()
+        ),
+        CheckpointKeeper(grpo.keep_checkpoints),
+    ]
+    if dev is not None:
+        callbacks.insert(0, DevCheckCallback(ctx.log, dev, spec, by_engine=use_vllm))
+    if grpo.max_tokens is not None:  # first: a step that spends it is saved, and so checked
+        callbacks.insert(0, TokenBudget(grpo.max_tokens))
     count = generation_batches(grpo) * grpo.prompts_per_step
     with policy_sampler(ctx, grpo, sections.sampler, spec, dtype):
         trainer = RolloutTrainer(
@@ -97,12 +101,8 @@ def build_trainer(
             train_dataset=prompts.ordered(count, ctx.seed),
             processing_class=tokenizer,
             peft_config=adapter,
-            callbacks=[*budget, *check, telling, CheckpointKeeper(grpo.keep_checkpoints)],
+            callbacks=callbacks,
         )
-    for spending in budget:
-        spending.trainer = trainer
-    for checking in check:
-        checking.trainer = trainer
     trainer.remove_callback(PrinterCallback)
     return trainer
 

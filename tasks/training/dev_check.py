@@ -16,7 +16,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ratchet.config.run import ModelConfig, PromptConfig
 from ratchet.prompts import STYLE_OF, answer_start, prompt_ids, prompt_text
@@ -24,6 +24,7 @@ from ratchet.store.store import Artifact
 from ratchet.verifier import Style, verify_batch
 from tasks.sampling.engines.base import EngineSpec, as_samples
 from tasks.sampling.engines.transformers_engine import TransformersSampler
+from tasks.training.callbacks import BoundCallback
 
 DEV_STRICT = "dev_strict"
 DEV_LENIENT = "dev_lenient"
@@ -108,7 +109,7 @@ def greedy_answers(
     return [samples[0].text for samples in found]
 
 
-class DevCheckCallback(TrainerCallback):
+class DevCheckCallback(BoundCallback):
     """Answers the dev questions whenever a checkpoint is due; with `patience`, training ends after
     that many checkpoints in a row that are worse than the best.
 
@@ -129,7 +130,6 @@ class DevCheckCallback(TrainerCallback):
         self.spec = spec
         self.by_engine = by_engine
         self.patience = patience
-        self.trainer: Any = None
         self.seconds = 0.0
         """Spent in this attempt."""
 

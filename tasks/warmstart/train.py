@@ -30,6 +30,7 @@ from tasks.models.reload_check import ReloadCheck
 from tasks.runtime.context import StageContext
 from tasks.sampling.engines.opening import engine_spec
 from tasks.training.arguments import common_arguments, training_folder
+from tasks.training.callbacks import ProgressCallback
 from tasks.training.dev_check import (
     DEV_SECONDS,
     DevCheckCallback,
@@ -38,7 +39,6 @@ from tasks.training.dev_check import (
     dev_summary,
 )
 from tasks.training.policy import best_policy, save_policy
-from tasks.training.progress import ProgressCallback
 from tasks.training.resume import CheckpointKeeper, train_from_newest_checkpoint
 from tasks.training.wandb_run import report_to
 
@@ -158,8 +158,6 @@ def train(
 ) -> Trained:
     """Train to the end; write the metrics table and the policy, which is compared on the first
     `NUM_FIXED_TEXTS` of `texts` once it is loaded again."""
-    if check is not None:
-        check.trainer = trainer
     began = time.monotonic()
     train_from_newest_checkpoint(
         trainer, ctx.log, lambda rows: check is not None and check.used_up(rows)
