@@ -24,9 +24,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from flows.deployment.handover import EXIT_BY_STATE, find_serving, flow_name, hand_over
-from flows.execution.executor import EXIT_CODES, EXIT_INTERRUPTED, RunExecutor
+from flows.execution.executor import EXIT_CODES, RunExecutor
 from flows.server import server, settings
-from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from ratchet.store.runs import run_folder
 from ratchet.store.store import Store
 from tasks.runtime.launch import WorkerState

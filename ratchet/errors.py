@@ -8,6 +8,8 @@ exception is a fault of ours and keeps its traceback.
 from __future__ import annotations
 
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+"""After Ctrl-C, as in a shell."""
 
 
 class UserError(ValueError):

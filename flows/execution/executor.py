@@ -17,7 +17,7 @@ from rich.markup import escape
 from flows.execution.events import Audience
 from flows.execution.terminal import Display, duration
 from ratchet.config.run import RunConfig
-from ratchet.errors import EXIT_USER_ERROR
+from ratchet.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from ratchet.pipeline.dag import STAGES
 from ratchet.pipeline.plan import Plan, PlannedNode, make_plan
 from ratchet.report.headlines import headline
@@ -35,7 +35,6 @@ from ratchet.store.store import Artifact, Store
 from tasks.runtime.job import InputRef, Job
 from tasks.runtime.launch import Event, StopRequest, WorkerOutcome, WorkerState, run_supervised
 
-EXIT_INTERRUPTED = 130
 EXIT_CODES = {
     WorkerState.USER_ERROR: EXIT_USER_ERROR,
     WorkerState.CRASHED: 1,
