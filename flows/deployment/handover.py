@@ -12,13 +12,14 @@ import time
 from typing import Any
 
 from flows.deployment.serve import RECORDED, served_from
-from flows.execution.events import Replay, events_file
+from flows.execution.events import events_file
 from flows.execution.executor import RunExecutor
 from flows.execution.terminal import at_ctrl_c
 from flows.pages.markdown import RUN_PATH
 from flows.server import server
 from ratchet.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from ratchet.store.runs import RunStatus, load_run
+from tasks.runtime.launch import EventFile
 
 READ_SECONDS = 0.2
 ASK_SECONDS = 2.0
@@ -53,7 +54,7 @@ def hand_over(executor: RunExecutor, api_url: str, deployment: dict[str, Any]) -
     """Have the deployment carry the run out and follow it; the exit code, or None when nobody
     started it."""
     run_id = executor.record.run_id
-    replay = Replay(events_file(executor.store, run_id), executor.display)
+    events = EventFile.from_now(events_file(executor.store, run_id))
     flow_run = server.post(
         f"{api_url}/deployments/{deployment['id']}/create_flow_run",
         {
@@ -65,19 +66,19 @@ def hand_over(executor: RunExecutor, api_url: str, deployment: dict[str, Any]) -
     )
     page = f"{api_url.removesuffix('/api')}{RUN_PATH}/{flow_run['id']}"
     executor.display.line(f"[dim]run by `ratchet ui`; Ctrl-C cancels it. {page}[/]")
-    return Follower(executor, api_url, flow_run["id"], replay).follow()
+    return Follower(executor, api_url, flow_run["id"], events).follow()
 
 
 class Follower:
     """Shows a run that another process carries out."""
 
     def __init__(
-        self, executor: RunExecutor, api_url: str, flow_run_id: str, replay: Replay
+        self, executor: RunExecutor, api_url: str, flow_run_id: str, events: EventFile
     ) -> None:
         self._executor = executor
         self._api_url = api_url
         self._url = f"{api_url}/flow_runs/{flow_run_id}"
-        self._replay = replay
+        self._events = events
         self._began = time.monotonic()
 
     def follow(self) -> int | None:
@@ -86,7 +87,7 @@ class Follower:
         try:
             with at_ctrl_c(self._cancel):
                 while True:
-                    if (code := self._replay.show_news()) is not None:
+                    if (code := self._show_news()) is not None:
                         return code
                     if time.monotonic() - asked >= ASK_SECONDS:
                         asked = time.monotonic()
@@ -101,6 +102,15 @@ class Follower:
             self._executor.display.line("left; the run is being cancelled")
             return EXIT_INTERRUPTED
 
+    def _show_news(self) -> int | None:
+        """Show what the run's process wrote; the exit code once it is there."""
+        for event in self._events.new():
+            call = event.pop("call")
+            if call == "exit":
+                return event["code"]
+            getattr(self._executor.display, call)(**event)
+        return None
+
     def _state(self) -> str:
         """The flow run's state type; when the server doesn't answer, what the record says."""
         try:
@@ -112,7 +122,7 @@ class Follower:
     def _ended(self, state: str) -> int:
         """The exit code of a run that ended without its process saying so."""
         time.sleep(READ_SECONDS)
-        if (code := self._replay.show_news()) is not None:
+        if (code := self._show_news()) is not None:
             return code
         record = load_run(self._executor.store, self._executor.record.run_id)
         self._executor.display.line(record.message or f"the run ended as {state.lower()}")

@@ -1,13 +1,12 @@
 """What a run shows while it goes on, and the file by which a terminal elsewhere follows it.
 
 A run shows itself to an `Audience`: the terminal (`flows.execution.terminal`), or a file in the
-run's folder when `ratchet ui` carries it out. There each call is a JSON object on a line
-(`Recorder`), and the terminal that handed the run over makes the same calls (`Replay`).
+run's folder when `ratchet ui` carries it out. There each call is an event on a line (`Recorder`),
+and the terminal that handed the run over makes the same calls (`flows.deployment.handover`).
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from pathlib import Path
@@ -76,28 +75,3 @@ class Recorder:
 
     def _write(self, **call: Any) -> None:
         self._file.write(json.dumps(call) + "\n")
-
-
-class Replay:
-    """Shows an audience what a recorder writes from now on."""
-
-    def __init__(self, path: Path, audience: Audience) -> None:
-        self._path = path
-        self._audience = audience
-        self._offset = path.stat().st_size if path.exists() else 0
-
-    def show_news(self) -> int | None:
-        """Show what was written since the last call; the run's exit code once it is there. The file
-        may not exist yet, and a line that is still being written waits."""
-        with contextlib.suppress(FileNotFoundError), self._path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                made = json.loads(line)
-                call = made.pop("call")
-                if call == "exit":
-                    return made["code"]
-                getattr(self._audience, call)(**made)
-        return None

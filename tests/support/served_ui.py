@@ -15,6 +15,7 @@ from typing import Any
 from flows.server import server
 from ratchet.store.runs import RunRecord
 from ratchet.store.store import Store
+from tasks.runtime.supervisor import free_port
 from tests.support.recorded_run import environment, run_arguments, start
 
 START_SECONDS = 150.0
@@ -70,7 +71,7 @@ class Ui:
     @classmethod
     def start(cls, home: Path, store: Store, port: int | None = None) -> Ui:
         """Start it and wait until it says its address."""
-        port = port or server.free_port()
+        port = port or free_port()
         arguments = ["--port", str(port), "--store", str(store.root)]
         process = start("flows.cli.app", environment(home), "ui", *arguments)
         assert process.stdout is not None

@@ -10,11 +10,12 @@ from rich.console import Console
 
 from flows.deployment.handover import Follower, find_serving
 from flows.deployment.serve import served_from
-from flows.execution.events import Recorder, Replay, events_file
+from flows.execution.events import Recorder, events_file
 from flows.execution.executor import RunExecutor
 from flows.execution.terminal import Display
 from ratchet.store.runs import NodeState, RunStatus, carrying_out, load_run, update_run
 from ratchet.store.store import Store
+from tasks.runtime.launch import EventFile
 from tests.support.answering import answering
 from tests.support.recorded_run import record
 
@@ -51,7 +52,7 @@ def test_the_terminal_shows_what_the_runs_process_recorded(tmp_path: Path) -> No
     path.write_text('{"call": "line", "text": "of an earlier attempt"}\n')
     shown = io.StringIO()
     display = Display(["model"], Console(file=shown, width=100))
-    replay = Replay(path, display)
+    events = EventFile.from_now(path)
     recorder = Recorder(path)
     recorder.begin("model")
     recorder.update({"event": "log", "message": "looking"})
@@ -65,7 +66,7 @@ def test_the_terminal_shows_what_the_runs_process_recorded(tmp_path: Path) -> No
     with path.open("a") as file:
         file.write('{"call": "line", "te')  # a line that is still being written
     executor = RunExecutor(store, found.run_id, display)
-    assert Follower(executor, "http://127.0.0.1:9/api", "x", replay).follow() == 2
+    assert Follower(executor, "http://127.0.0.1:9/api", "x", events).follow() == 2
     assert shown.getvalue() == "model  looking\nmodel  done     abcdef  0.1 s\n"
 
 
@@ -86,6 +87,6 @@ def test_a_run_whose_process_died_ends_the_following_even_without_a_server(tmp_p
     )
     shown = io.StringIO()
     executor = RunExecutor(store, found.run_id, Display(["model"], Console(file=shown, width=100)))
-    replay = Replay(events_file(store, found.run_id), executor.display)
-    assert Follower(executor, "http://127.0.0.1:9/api", "x", replay).follow() == 1
+    events = EventFile.from_now(events_file(store, found.run_id))
+    assert Follower(executor, "http://127.0.0.1:9/api", "x", events).follow() == 1
     assert "its process died in 'model'; the same command continues there" in shown.getvalue()
