@@ -6,8 +6,19 @@ reuses it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from flows.cli.options import (
+    DEFAULT_STORE,
+    DataOption,
+    FromOption,
+    PresetOption,
+    SetOption,
+    StoreOption,
+)
+from flows.cli.run import start, typed_command
 from ratchet.errors import UserError
 from ratchet.pipeline.request import Request, open_store, record_measurement, resolve
 
@@ -44,3 +55,25 @@ def show_benchmark(store: Path, record: RunRecord) -> None:
         console = Console()
         console.print()
         console.print(Markdown(found.manifest.markdown))
+
+
+def benchmark(
+    preset: PresetOption = None,
+    from_run: FromOption = None,
+    assignments: SetOption = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure again even if it was done.")
+    ] = False,
+    data: DataOption = None,
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Measure prompt formats, thinking and decoding of a model; trains nothing.
+
+    Set benchmark.formats, .thinking, .decoding, .role, .source and .limit, and model.path for
+    another model.
+    """
+    request = Request(preset, from_run, assignments or [], None, data, store)
+    record = prepare_benchmark(request, force=force, command=typed_command())
+    code = start(store, record)
+    show_benchmark(store, record)
+    raise typer.Exit(code)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.cli.options import DEFAULT_STORE, JsonOption, RefArgument, StoreOption
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
@@ -20,30 +21,8 @@ if TYPE_CHECKING:
     from ratchet.store.runs import RunRecord
     from ratchet.store.store import Artifact, Store
 
-DEFAULT_STORE = Path("artifacts")
 MESSAGE_WIDTH = 30
 """Columns that a message must have to be readable beside its run."""
-
-StoreOption = Annotated[
-    Path,
-    typer.Option("--store", envvar="RATCHET_STORE", help="Folder that artifacts are kept in."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RefArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="REF",
-        help="A run (id, name, 'latest'), RUN/stage such as latest/filter, or an artifact's key.",
-    ),
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(runs)
-    app.command()(show)
-    app.command()(lineage)
-    app.command()(report)
 
 
 def runs(

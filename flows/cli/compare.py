@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, JsonOption, StoreOption
+from flows.cli.options import DEFAULT_STORE, JsonOption, StoreOption
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
@@ -32,11 +32,6 @@ SideArgument = Annotated[
     ),
 ]
 CHANGES = (("gained", "maths"), ("lost", "maths"), ("gained", "format"), ("lost", "format"))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(compare)
 
 
 def evaluations(store: Store, ref: str) -> list[Artifact]:

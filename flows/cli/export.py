@@ -10,17 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, StoreOption
+from flows.cli.options import DEFAULT_STORE, StoreOption
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
 if TYPE_CHECKING:
     from ratchet.store.store import Artifact, Store
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(export)
 
 
 def trained_model(store: Store, ref: str) -> Artifact:

@@ -4,8 +4,19 @@ will be able to see."""
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from flows.cli.options import (
+    DEFAULT_STORE,
+    DataOption,
+    FromOption,
+    JsonOption,
+    PresetOption,
+    SetOption,
+    StoreOption,
+)
 from flows.cli.resources import memory_as_json, show_resources
 from ratchet.pipeline.request import Request, open_store, resolve
 
@@ -111,3 +122,22 @@ def _print_plan(config: RunConfig, rows: list[dict]) -> None:
         f"\n{num_run} of {len(rows)} stages would run, {len(rows) - num_run} are reused. "
         "Nothing was started."
     )
+
+
+def plan(
+    preset: PresetOption = None,
+    from_run: FromOption = None,
+    assignments: SetOption = None,
+    data: DataOption = None,
+    store: StoreOption = DEFAULT_STORE,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Print every setting instead, as it is resolved.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a run would do: what is reused, what runs, and why. Starts nothing."""
+    request = Request(preset, from_run, assignments or [], None, data, store)
+    if settings:
+        show_settings(request)
+    else:
+        show(request, as_json)

@@ -10,15 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, StoreOption
+from flows.cli.options import DEFAULT_STORE, StoreOption
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(resample)
-    app.command("redraw", hidden=True)(redraw)
 
 
 def resample(

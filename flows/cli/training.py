@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, JsonOption, StoreOption
+from flows.cli.options import DEFAULT_STORE, JsonOption, StoreOption
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
@@ -23,13 +23,6 @@ RunArgument = Annotated[
     typer.Argument(metavar="RUN", help="A run (id, name, 'latest') or a GRPO artifact's key."),
 ]
 Row = dict[str, Any]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(rollouts)
-    app.command()(doctor)
-    app.command("replay-batch")(replay_batch)
 
 
 def rollouts(
