@@ -18,13 +18,13 @@ from flows.cli import (
     browse,
     compare,
     export,
+    options,
     plan,
     resample,
     run,
     training,
     verify,
 )
-from flows.cli.options import DEFAULT_STORE, StoreOption
 from ratchet import __version__
 from ratchet.errors import EXIT_USER_ERROR, UserError
 
@@ -84,7 +84,7 @@ def presets() -> None:
 @app.command()
 def ui(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of the Prefect server.")] = 4200,
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
 ) -> None:
     """Start the Prefect UI on this machine; Ctrl-C stops it."""
     from flows.deployment.ui import ui as serve_until_stopped

@@ -11,14 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import (
-    DEFAULT_STORE,
-    DataOption,
-    FromOption,
-    PresetOption,
-    SetOption,
-    StoreOption,
-)
+from flows.cli import options
 from flows.cli.run import start, typed_command
 from ratchet.diagnostics.audit_rows import worst_rows
 from ratchet.errors import UserError
@@ -127,9 +120,9 @@ def _print(summary: dict[str, Any], rows: list[dict[str, Any]], model: str) -> N
 
 
 def audit_sync(
-    preset: PresetOption = None,
-    from_run: FromOption = None,
-    assignments: SetOption = None,
+    preset: options.Preset = None,
+    from_run: options.FromRun = None,
+    assignments: options.Settings = None,
     mode: Annotated[
         Mode | None, typer.Option(help="How weights are synced; else as configured.")
     ] = None,
@@ -137,8 +130,8 @@ def audit_sync(
         bool, typer.Option("--server", help="Sample from a vLLM server, not beside the trainer.")
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Audit again even if one exists.")] = False,
-    data: DataOption = None,
-    store: StoreOption = DEFAULT_STORE,
+    data: options.Data = None,
+    store: options.Store = options.DEFAULT_STORE,
 ) -> None:
     """Prove that sampler and trainer are one policy, or say why they aren't.
 

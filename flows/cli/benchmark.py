@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import (
-    DEFAULT_STORE,
-    DataOption,
-    FromOption,
-    PresetOption,
-    SetOption,
-    StoreOption,
-)
+from flows.cli import options
 from flows.cli.run import start, typed_command
 from ratchet.errors import UserError
 from ratchet.pipeline.request import Request, open_store, record_measurement, resolve
@@ -58,14 +51,14 @@ def show_benchmark(store: Path, record: RunRecord) -> None:
 
 
 def benchmark(
-    preset: PresetOption = None,
-    from_run: FromOption = None,
-    assignments: SetOption = None,
+    preset: options.Preset = None,
+    from_run: options.FromRun = None,
+    assignments: options.Settings = None,
     force: Annotated[
         bool, typer.Option("--force", help="Measure again even if it was done.")
     ] = False,
-    data: DataOption = None,
-    store: StoreOption = DEFAULT_STORE,
+    data: options.Data = None,
+    store: options.Store = options.DEFAULT_STORE,
 ) -> None:
     """Measure prompt formats, thinking and decoding of a model; trains nothing.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import DEFAULT_STORE, JsonOption, RefArgument, StoreOption
+from flows.cli import options
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
@@ -26,9 +26,9 @@ MESSAGE_WIDTH = 30
 
 
 def runs(
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
     limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the runs in the store, newest first."""
     from ratchet.store.runs import all_runs
@@ -76,7 +76,9 @@ def _progress(run: RunRecord) -> str:
     return f"{done} of {len(run.nodes)}"
 
 
-def show(ref: RefArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+def show(
+    ref: options.Ref, store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False
+) -> None:
     """Show a run with its stages, or one artifact with its figures."""
     from ratchet.store.lineage import find_artifact, names_a_run
     from ratchet.store.runs import load_run
@@ -230,7 +232,7 @@ def _value(value: Any) -> str:
 
 
 def lineage(
-    ref: RefArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
+    ref: options.Ref, store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False
 ) -> None:
     """Show what an artifact (or a run's last one) was made from, as a tree."""
     from ratchet.store.lineage import ancestry, find_artifact, names_a_run
@@ -277,7 +279,7 @@ def _draw(item: Ancestry, drawn: set[str], parent: Tree | None) -> Tree:
 
 def report(
     run_ref: Annotated[str, typer.Argument(metavar="RUN", help="Run id, name or 'latest'.")],
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
 ) -> None:
     """Print where a run's report lies; open it in a browser."""
     from ratchet.store.lineage import find_artifact

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.options import DEFAULT_STORE, JsonOption, StoreOption
+from flows.cli import options
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
@@ -114,13 +114,13 @@ def matching(store: Store, a: str, b: str) -> tuple[Artifact, Artifact]:
 def compare(
     a: SideArgument,
     b: SideArgument,
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
     benchmark: Annotated[str | None, typer.Option(help="Only this benchmark.")] = None,
     band: Annotated[str | None, typer.Option(help="Only this difficulty band.")] = None,
     flips: Annotated[
         int, typer.Option(min=0, help="Changed answers shown of each kind, with completions.")
     ] = 2,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare two models question by question: B against A, with what changed."""
     from ratchet.evaluation.judgement import judge_arms, price_of

@@ -9,31 +9,31 @@ import typer
 
 DEFAULT_STORE = Path("artifacts")
 
-StoreOption = Annotated[
+Store = Annotated[
     Path,
     typer.Option("--store", envvar="RATCHET_STORE", help="Folder that artifacts are kept in."),
 ]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RefArgument = Annotated[
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Ref = Annotated[
     str,
     typer.Argument(
         metavar="REF",
         help="A run (id, name, 'latest'), RUN/stage such as latest/filter, or an artifact's key.",
     ),
 ]
-PresetOption = Annotated[
+Preset = Annotated[
     str | None,
     typer.Option("--preset", "-p", help="A shipped preset (`ratchet presets`) or a .toml file."),
 ]
-FromOption = Annotated[
+FromRun = Annotated[
     str | None,
     typer.Option("--run", "-r", help="An earlier run: its id, its name, or 'latest'."),
 ]
-SetOption = Annotated[
+Settings = Annotated[
     list[str] | None,
     typer.Option("--set", "-s", metavar="FIELD=VALUE", help="Change one setting; repeatable."),
 ]
-DataOption = Annotated[
+Data = Annotated[
     Path | None,
     typer.Option(
         "--data",
@@ -42,7 +42,7 @@ DataOption = Annotated[
         "place of the hub.",
     ),
 ]
-HereOption = Annotated[
+Here = Annotated[
     bool,
     typer.Option(
         "--here",

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.options import (
-    DEFAULT_STORE,
-    DataOption,
-    FromOption,
-    JsonOption,
-    PresetOption,
-    SetOption,
-    StoreOption,
-)
+from flows.cli import options
 from flows.cli.resources import memory_as_json, show_resources
 from ratchet.pipeline.request import Request, open_store, resolve
 
@@ -125,15 +117,15 @@ def _print_plan(config: RunConfig, rows: list[dict]) -> None:
 
 
 def plan(
-    preset: PresetOption = None,
-    from_run: FromOption = None,
-    assignments: SetOption = None,
-    data: DataOption = None,
-    store: StoreOption = DEFAULT_STORE,
+    preset: options.Preset = None,
+    from_run: options.FromRun = None,
+    assignments: options.Settings = None,
+    data: options.Data = None,
+    store: options.Store = options.DEFAULT_STORE,
     settings: Annotated[
         bool, typer.Option("--settings", help="Print every setting instead, as it is resolved.")
     ] = False,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Show what a run would do: what is reused, what runs, and why. Starts nothing."""
     request = Request(preset, from_run, assignments or [], None, data, store)

@@ -10,16 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli import browse
-from flows.cli.options import (
-    DEFAULT_STORE,
-    DataOption,
-    FromOption,
-    HereOption,
-    PresetOption,
-    SetOption,
-    StoreOption,
-)
+from flows.cli import browse, options
 from ratchet.errors import EXIT_INTERRUPTED
 from ratchet.pipeline.request import Request, prepare, prepare_stage
 
@@ -28,16 +19,16 @@ if TYPE_CHECKING:
 
 
 def run(
-    preset: PresetOption = None,
-    from_run: FromOption = None,
-    assignments: SetOption = None,
+    preset: options.Preset = None,
+    from_run: options.FromRun = None,
+    assignments: options.Settings = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; else the preset's.")] = None,
     force: Annotated[
         list[str] | None, typer.Option(metavar="STAGE", help="Make this stage anew; repeatable.")
     ] = None,
-    data: DataOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    here: HereOption = False,
+    data: options.Data = None,
+    store: options.Store = options.DEFAULT_STORE,
+    here: options.Here = False,
 ) -> None:
     """Run the whole pipeline: from questions to the report.
 
@@ -59,14 +50,14 @@ def stage(
             help="The run it belongs to: id, name, 'latest', or the key of an artifact it made.",
         ),
     ] = "latest",
-    assignments: SetOption = None,
+    assignments: options.Settings = None,
     force: Annotated[bool, typer.Option("--force", help="Make it anew even if it exists.")] = False,
     downstream: Annotated[
         bool, typer.Option("--downstream", help="Then run everything that depends on it.")
     ] = False,
-    data: DataOption = None,
-    store: StoreOption = DEFAULT_STORE,
-    here: HereOption = False,
+    data: options.Data = None,
+    store: options.Store = options.DEFAULT_STORE,
+    here: options.Here = False,
 ) -> None:
     """Run one stage of an earlier run, with other settings if you like.
 
