@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.cli import options
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
@@ -20,36 +21,14 @@ if TYPE_CHECKING:
     from ratchet.store.runs import RunRecord
     from ratchet.store.store import Artifact, Store
 
-DEFAULT_STORE = Path("artifacts")
 MESSAGE_WIDTH = 30
 """Columns that a message must have to be readable beside its run."""
 
-StoreOption = Annotated[
-    Path,
-    typer.Option("--store", envvar="RATCHET_STORE", help="Folder that artifacts are kept in."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RefArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="REF",
-        help="A run (id, name, 'latest'), RUN/stage such as latest/filter, or an artifact's key.",
-    ),
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(runs)
-    app.command()(show)
-    app.command()(lineage)
-    app.command()(report)
-
 
 def runs(
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
     limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the runs in the store, newest first."""
     from ratchet.store.runs import all_runs
@@ -112,7 +91,9 @@ def _progress(run: RunRecord) -> str:
     return f"{done} of {len(run.nodes)}"
 
 
-def show(ref: RefArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+def show(
+    ref: options.Ref, store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False
+) -> None:
     """Show a run with its stages, or one artifact with its figures."""
     from ratchet.store.lineage import find_artifact, names_a_run
     from ratchet.store.runs import load_run
@@ -267,7 +248,7 @@ def _value(value: Any) -> str:
 
 
 def lineage(
-    ref: RefArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
+    ref: options.Ref, store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False
 ) -> None:
     """Show what an artifact (or a run's last one) was made from, as a tree."""
     from ratchet.store.lineage import ancestry, find_artifact, names_a_run
@@ -314,7 +295,7 @@ def _draw(item: Ancestry, drawn: set[str], parent: Tree | None) -> Tree:
 
 def report(
     run_ref: Annotated[str, typer.Argument(metavar="RUN", help="Run id, name or 'latest'.")],
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
 ) -> None:
     """Print where a run's report lies; open it in a browser."""
     from ratchet.store.lineage import find_artifact
