@@ -245,7 +245,7 @@ def write_table(path: Path, name: str, table: pa.Table) -> None:
 
 
 def check_schema(found: pa.Schema, name: str, where: str) -> None:
-    """UserError unless `found` is schema `name` in the version this code reads."""
+    """UserError unless `found` is schema `name` in a version this code reads."""
     meta = found.metadata or {}
     have_name = meta.get(META_NAME, b"").decode()
     have_version = meta.get(META_VERSION, b"").decode()
@@ -254,7 +254,8 @@ def check_schema(found: pa.Schema, name: str, where: str) -> None:
             f"{where} is {f'a table {have_name!r}' if have_name else 'no table of ours'}, "
             f"not {name!r}: point at a {name}.parquet that a stage wrote"
         )
-    if have_version != str(VERSION[name]):
+    oldest = VERSION[name] - 1 if name in RENAMED else VERSION[name]
+    if have_version not in (str(oldest), str(VERSION[name])):
         raise UserError(
             f"{where} holds {name!r} in version {have_version}, this Ratchet reads version "
             f"{VERSION[name]}: rerun the stage that wrote it"
@@ -269,11 +270,8 @@ def read_table(path: Path, name: str, columns: list[str] | None = None) -> pa.Ta
     if not path.is_file():
         raise UserError(f"no {name} table at {path}")
     found = pq.read_schema(path)
-    if (found.metadata or {}).get(META_VERSION) == str(VERSION[name] - 1).encode():
-        names = RENAMED.get(name, {})
-        if names:
-            table = pq.read_table(path)
-            table = table.rename_columns([names.get(one, one) for one in table.column_names])
-            return table if columns is None else table.select(columns)
     check_schema(found, name, str(path))
-    return pq.read_table(path, columns=columns)
+    old = {new: one for one, new in RENAMED.get(name, {}).items() if one in found.names}
+    table = pq.read_table(path, columns=columns and [old.get(one, one) for one in columns])
+    new = RENAMED[name] if old else {}
+    return table.rename_columns([new.get(one, one) for one in table.column_names])

@@ -311,6 +311,20 @@ def test_tables_refuse_strange_columns_versions_and_kinds(tmp_path: Path) -> Non
         read_table(tmp_path / "foreign.parquet", "scores")
 
 
+def test_columns_that_were_renamed_are_read_under_their_new_names(tmp_path: Path) -> None:
+    row = {"variant": "rl", "question_id": "q1", "strict": True}
+    write_table(tmp_path / "new.parquet", "eval", to_table("eval", [row]))
+    table = read_table(tmp_path / "new.parquet", "eval")
+    names = ["arm" if name == "variant" else name for name in table.column_names]
+    meta = {"ratchet.table": "eval", "ratchet.version": "1"}
+    pq.write_table(
+        table.rename_columns(names).replace_schema_metadata(meta), tmp_path / "old.parquet"
+    )
+    assert read_table(tmp_path / "old.parquet", "eval").to_pylist() == table.to_pylist()
+    chosen = read_table(tmp_path / "old.parquet", "eval", ["variant", "strict"])
+    assert chosen.to_pylist() == [{"variant": "rl", "strict": True}]
+
+
 def test_a_manifest_of_another_version_is_refused(tmp_path: Path) -> None:
     store = Store(tmp_path)
     made = make(store, "score", "k", "x")
