@@ -48,7 +48,6 @@ class WorkerOutcome:
     message: str = ""
     """What went wrong, one line."""
     summary: dict[str, Any] = field(default_factory=dict)
-    markdown: str = ""
     seconds: float = 0.0
 
 
@@ -108,9 +107,7 @@ def _outcome_without_last_word(code: int, job: Job) -> WorkerOutcome:
 
 def _outcome(last: Event, code: int, job: Job) -> WorkerOutcome:
     if last.get("event") == "done":
-        return WorkerOutcome(
-            WorkerState(last["state"]), "", last["summary"], last["markdown"], last["seconds"]
-        )
+        return WorkerOutcome(WorkerState(last["state"]), "", last["summary"], last["seconds"])
     if last.get("event") == "error":
         state = WorkerState.USER_ERROR if code == EXIT_USER_ERROR else WorkerState.CRASHED
         return WorkerOutcome(state, last["message"])
