@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from rich.markup import escape
 
-from flows.execution.terminal import Display, duration
+from flows.execution.terminal import Display
 from ratchet.config.load import with_present_names
 from ratchet.config.run import RunConfig
 from ratchet.pipeline.plan import Plan, PlannedNode, make_plan
@@ -30,6 +30,7 @@ from ratchet.store.runs import (
     update_run,
 )
 from ratchet.store.store import Artifact, Store
+from ratchet.words import duration
 from tasks.runtime.job import InputRef, Job
 from tasks.runtime.launch import Event, StopRequest, WorkerOutcome, WorkerState, run_supervised
 
