@@ -9,9 +9,9 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from ratchet.diagnostics.audit_rows import worst_rows
 from ratchet.errors import UserError
 from ratchet.pipeline.request import Request, open_store, record_measurement, resolve
+from tasks.audit.page import worst_rows
 
 if TYPE_CHECKING:
     from ratchet.config.run import RunConfig
