@@ -13,9 +13,9 @@ import typer
 
 from flows.cli import options
 from flows.cli.run import start, typed_command
-from ratchet.diagnostics.audit_rows import worst_rows
 from ratchet.errors import UserError
 from ratchet.pipeline.request import Request, open_store, record_measurement, resolve
+from tasks.audit.page import worst_rows
 
 if TYPE_CHECKING:
     from ratchet.config.run import RunConfig

@@ -200,7 +200,8 @@ def _print_tables(console: Console, judged: ComparisonResult, wanted: set[tuple[
     from rich.table import Table
 
     from ratchet.evaluation.comparison import ALL_BANDS
-    from ratchet.evaluation.verdict import direction, points
+    from ratchet.evaluation.verdict import direction
+    from ratchet.words import points
 
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     for heading in ("\nquestions", "\nmetric"):

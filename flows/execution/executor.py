@@ -15,7 +15,7 @@ from typing import Any
 from rich.markup import escape
 
 from flows.execution.events import Audience
-from flows.execution.terminal import Display, duration
+from flows.execution.terminal import Display
 from ratchet.config.load import with_present_names
 from ratchet.config.run import RunConfig
 from ratchet.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
@@ -32,6 +32,7 @@ from ratchet.store.runs import (
     update_run,
 )
 from ratchet.store.store import Artifact, Store
+from ratchet.words import duration
 from tasks.runtime.job import InputRef, Job
 from tasks.runtime.launch import Event, StopRequest, WorkerOutcome, WorkerState, run_supervised
 

@@ -20,18 +20,10 @@ from rich.live import Live
 from rich.markup import escape
 from rich.spinner import Spinner
 
+from ratchet.words import duration
+
 PLAIN_SECONDS = 30.0
 KEY_DIGITS = 8
-
-
-def duration(seconds: float) -> str:
-    """A span of time for people: '12.3 s', '4 min 05 s', '2 h 10 min'."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    return f"{minutes // 60} h {minutes % 60:02d} min"
 
 
 def figure(value: float) -> str:

@@ -8,13 +8,14 @@ to date as stages end.
 from __future__ import annotations
 
 from flows.execution.executor import RunExecutor
-from flows.execution.terminal import KEY_DIGITS, duration
+from flows.execution.terminal import KEY_DIGITS
 from flows.pages.markdown import cell, linked, run_address, table, whole
 from flows.pages.stage_page import Links, made_by, plots
 from ratchet.config.run import RunConfig
 from ratchet.pipeline.plan import PlannedNode
 from ratchet.pipeline.stages import CLEAN, STAGES
 from ratchet.store.runs import NodeState
+from ratchet.words import duration
 
 COLOURS = {
     NodeState.DONE: "fill:#d1fae5,stroke:#059669,color:#064e3b",

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
 from flows.execution.executor import NodeOutcome, RunExecutor
-from flows.execution.terminal import KEY_DIGITS, duration
+from flows.execution.terminal import KEY_DIGITS
 from flows.pages.charts import drawn
 from flows.pages.markdown import bar, cell, code, linked, table, whole, without_code_blocks
 from ratchet.config.run import RunConfig, Section
@@ -21,6 +21,7 @@ from ratchet.pipeline.stages import STAGES
 from ratchet.store.manifest import Manifest
 from ratchet.store.runs import NodeState, log_file
 from ratchet.store.store import Artifact
+from ratchet.words import duration
 
 DEPLOYMENT_PATH = "/v2/deployments/deployment"
 LOG_LINES = 25

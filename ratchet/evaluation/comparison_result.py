@@ -28,8 +28,9 @@ from ratchet.evaluation.variants import (
     read_questions,
     read_variant,
 )
-from ratchet.evaluation.verdict import Price, Row, Verdict, contamination, judge, one_line, points
+from ratchet.evaluation.verdict import Price, Row, Verdict, contamination, judge, one_line
 from ratchet.store.store import Artifact, Store
+from ratchet.words import points
 
 PUBLIC = (SourceKind.GSM8K, SourceKind.SVAMP, SourceKind.MATH500, SourceKind.DEEPMATH)
 WHERE = ("metric", "decoding", "benchmark", "band", "variant_a", "variant_b")

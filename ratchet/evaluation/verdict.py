@@ -15,6 +15,7 @@ from typing import Any
 
 from ratchet.config.run import Control
 from ratchet.evaluation.stats import difference_interval
+from ratchet.words import points
 
 Row = dict[str, Any]
 
@@ -62,11 +63,6 @@ def direction(row: Row, confidence: float) -> int:
     if row["ci_low"] > 0:
         return 1
     return -1 if row["ci_high"] < 0 else 0
-
-
-def points(value: float) -> str:
-    """A difference of shares in percentage points, signed (with a true minus)."""
-    return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-", "−")
 
 
 def interval(row: Row, confidence: float) -> str:

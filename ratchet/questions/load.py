@@ -26,11 +26,11 @@ from ratchet.questions.files import (
     SPLIT_NAMES,
     Table,
     existing,
+    read_hub,
     read_tables,
     split_files,
     table_files,
 )
-from ratchet.questions.hub import read_hub
 
 Role = Literal["train", "warmup", "dev", "test"]
 

@@ -26,7 +26,7 @@ from ratchet.report.figures import (
     to_svg,
 )
 from ratchet.report.gather import Gathered, Row
-from ratchet.report.words import percent, small
+from ratchet.words import percent, small
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

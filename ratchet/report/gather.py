@@ -17,12 +17,14 @@ from ratchet.diagnostics.drift import healthy_drift
 from ratchet.prompts import STYLE_OF
 from ratchet.report.before_after import PassRates, pass_rates_of
 from ratchet.report.ledger import Entry, ledger
-from ratchet.report.words import variant_name
 from ratchet.rewards.functions import default_weights
 from ratchet.store.manifest import Manifest
 from ratchet.store.store import Artifact
 
 Row = dict[str, Any]
+
+VARIANT_NAMES = {"baseline": "baseline", "rl": "after RL"}
+WARMSTART_NAMES = {"warmstart_sft": "after SFT", "warmstart_opd": "after OPD"}
 
 
 @dataclass(frozen=True)
@@ -96,8 +98,10 @@ class Gathered:
         return guard.warn_drift * level, guard.halt_drift * level
 
     def variant_name(self, variant: str) -> str:
-        """A variant's name for people."""
-        return variant_name(variant, self.warmstart_stage)
+        """A variant for people: 'baseline', 'after SFT', 'after RL', or its own name."""
+        if variant == "warmstart" and self.warmstart_stage is not None:
+            return WARMSTART_NAMES[self.warmstart_stage]
+        return VARIANT_NAMES.get(variant, variant)
 
     def variant_row(self, variant: str, benchmark: str, band: str = "all") -> Row:
         """The greedy description of one variant on one slice."""

@@ -22,7 +22,7 @@ from ratchet.report.figures import (
     to_svg,
 )
 from ratchet.report.gather import Gathered, Row
-from ratchet.report.words import count, percent, points
+from ratchet.words import count, percent, points
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

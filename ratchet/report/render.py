@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from functools import partial
 
+from ratchet import words
 from ratchet.config.base import setting_lines
 from ratchet.diagnostics.format_words import places_in_short
 from ratchet.evaluation.power import detectable_differences
 from ratchet.evaluation.verdict import direction
-from ratchet.report import curves, plots, words
+from ratchet.report import curves, plots
 from ratchet.report.figures import VARIABLES, Chart, colour_of
 from ratchet.report.gather import Gathered, Row
 from ratchet.report.templates import FOLDER, PAGE, STYLE

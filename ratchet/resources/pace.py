@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ratchet.config.run import RunConfig
 from ratchet.store.manifest import Manifest
 from ratchet.store.store import Store
+from ratchet.words import duration
 
 SAME = (("model", "path"), ("model", "dtype"), ("sampler", "engine"))
 """Settings that an earlier stage must share for its pace to say anything."""
@@ -29,13 +30,6 @@ def _earlier(store: Store, stage: str, config: RunConfig) -> Manifest | None:
     return max(found, key=lambda manifest: manifest.started_at, default=None)
 
 
-def duration(seconds: float) -> str:
-    """Seconds, minutes or hours, to two digits."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
 def _unknown(config: RunConfig, stage: str) -> str:
     section, name = CREW[stage]
     count = getattr(getattr(config, section), name)
@@ -53,7 +47,7 @@ def _presample(config: RunConfig, before: Manifest | None, num_questions: int | 
     rate = facts["tokens_per_second"]
     seconds = num_questions * k * tokens / rate
     return (
-        f"presample: about {duration(seconds)} ({num_questions:,} questions × {k} × "
+        f"presample: about {duration(seconds, rough=True)} ({num_questions:,} questions × {k} × "
         f"{tokens:.0f} tokens at {rate:,.0f} tokens/s, measured on {before.device})"
     )
 
@@ -64,9 +58,9 @@ def _grpo(config: RunConfig, before: Manifest | None) -> str:
     facts, old = before.summary, before.config["grpo"]
     completions = facts["num_steps"] * old["prompts_per_step"] * old["group_size"]
     each = facts["train_seconds"] / completions
-    batch = config.grpo.prompts_per_step * config.grpo.group_size
+    steps, batch = config.grpo.steps, config.grpo.prompts_per_step * config.grpo.group_size
     return (
-        f"grpo: about {duration(config.grpo.steps * batch * each)} ({config.grpo.steps} steps of "
+        f"grpo: about {duration(steps * batch * each, rough=True)} ({steps} steps of "
         f"{batch * each:.1f} s, {facts['sampled_tokens'] / facts['train_seconds']:,.0f} tokens/s "
         f"through the whole step, measured on {before.device})"
     )

@@ -20,6 +20,7 @@ from ratchet.selection.groups import (
     live_chance_given_prior,
     pass_rate_histogram,
 )
+from ratchet.words import percent
 
 if TYPE_CHECKING:
     import numpy as np
@@ -172,47 +173,43 @@ def pass_at_k_words(found: Headroom) -> str:
     return f"solved at least once in {num_samples_words(found)} samples"
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}%"
-
-
 def _format_reasons(found: Headroom) -> list[str]:
     """Why the format and not the maths is what fails; empty when it isn't."""
     reasons = []
     if found.pass_at_1_strict < MOSTLY_FORMAT * found.pass_at_1_lenient:
         saved = found.buckets_strict["always_wrong"] - found.buckets_lenient["always_wrong"]
         reasons.append(
-            f"only {_percent(found.pass_at_1_strict)} of completions are right in the demanded "
-            f"format, {_percent(found.pass_at_1_lenient)} are right in any: {saved:,} of the "
+            f"only {percent(found.pass_at_1_strict)} of completions are right in the demanded "
+            f"format, {percent(found.pass_at_1_lenient)} are right in any: {saved:,} of the "
             f"{found.buckets_strict['always_wrong']:,} questions that look always wrong fail by "
             "format alone"
         )
     if found.parse_failure_rate > MANY_UNREADABLE:
         reasons.append(
-            f"no answer can be read in {_percent(found.parse_failure_rate)} of the completions "
-            f"(limit {_percent(MANY_UNREADABLE)})"
+            f"no answer can be read in {percent(found.parse_failure_rate)} of the completions "
+            f"(limit {percent(MANY_UNREADABLE)})"
         )
     return reasons
 
 
 def _warm_up(found: Headroom) -> Recommendation:
     why = (
-        f"only {_percent(found.live_share)} of groups of {found.group_size} would hold both right "
-        f"and wrong answers (below {_percent(FEW_LIVE)}), the others give no gradient"
+        f"only {percent(found.live_share)} of groups of {found.group_size} would hold both right "
+        f"and wrong answers (below {percent(FEW_LIVE)}), the others give no gradient"
     )
     if found.solution_share >= 0.5:
         return Recommendation(
             Action.SFT,
             (
                 why,
-                f"{_percent(found.solution_share)} of the questions have a reference solution to "
+                f"{percent(found.solution_share)} of the questions have a reference solution to "
                 "learn from; distillation from a larger model with the same tokenizer is the "
                 "stronger choice where one is at hand",
             ),
         )
     return Recommendation(
         Action.OPD,
-        (why, f"only {_percent(found.solution_share)} of the questions have a reference solution"),
+        (why, f"only {percent(found.solution_share)} of the questions have a reference solution"),
     )
 
 
@@ -227,8 +224,8 @@ def recommend(found: Headroom) -> Recommendation:
         return Recommendation(
             Action.RAISE_LENGTH,
             (
-                f"{_percent(found.truncated_share)} of the completions were cut off (limit "
-                f"{_percent(MANY_TRUNCATED)}), so what they would have answered is unknown",
+                f"{percent(found.truncated_share)} of the completions were cut off (limit "
+                f"{percent(MANY_TRUNCATED)}), so what they would have answered is unknown",
             ),
         )
     if (reasons := _format_reasons(found)) and found.pass_at_1_strict < SOLVED:
@@ -240,7 +237,7 @@ def recommend(found: Headroom) -> Recommendation:
         return Recommendation(
             Action.NOTHING,
             (
-                f"{_percent(solved)} of the questions are always right in "
+                f"{percent(solved)} of the questions are always right in "
                 f"{num_samples_words(found)} samples",
             ),
         )
@@ -249,9 +246,9 @@ def recommend(found: Headroom) -> Recommendation:
     return Recommendation(
         Action.GRPO,
         (
-            f"{_percent(found.live_share)} of groups of {found.group_size} would be live and give "
+            f"{percent(found.live_share)} of groups of {found.group_size} would be live and give "
             "a gradient",
-            f"pass@1 is {_percent(found.pass_at_1_lenient)}, {pass_at_k_words(found)} "
-            f"{_percent(found.pass_at_k_lenient)}: the right answers are within reach of sampling",
+            f"pass@1 is {percent(found.pass_at_1_lenient)}, {pass_at_k_words(found)} "
+            f"{percent(found.pass_at_k_lenient)}: the right answers are within reach of sampling",
         ),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from ratchet.words import duration
 from tasks.runtime.context import StageContext
 
 PROGRESS_SECONDS = 1.0
@@ -72,15 +73,5 @@ class Progress:
         note = ""
         if made:
             left = elapsed * (self.num_total - done) / made
-            note = f"{tokens / elapsed:,.0f} tok/s, {time_words(left)} left"
+            note = f"{tokens / elapsed:,.0f} tok/s, {duration(left, rough=True)} left"
         self.ctx.progress(done, self.num_total, "completions", note)
-
-
-def time_words(seconds: float) -> str:
-    """A duration for people: '42 s', '3 min 5 s', '2 h 10 min'."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"

@@ -7,21 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from flows.execution.terminal import Display, Progress, duration, figure
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0.04, "0.0 s"),
-        (59.94, "59.9 s"),
-        (60, "1 min 00 s"),
-        (245, "4 min 05 s"),
-        (7800, "2 h 10 min"),
-    ],
-)
-def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+from flows.execution.terminal import Display, Progress, figure
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,11 @@ from ratchet.evaluation.verdict import (
     contamination,
     device_time,
     outcome_of,
-    points,
     price_note,
 )
 from ratchet.store.schemas import read_table
 from ratchet.store.store import Artifact, Store
+from ratchet.words import points
 from tasks.stages import compare as stage
 from tests.support.made_up import artifact, context, question
 

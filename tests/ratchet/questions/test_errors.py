@@ -11,7 +11,7 @@ import pytest
 
 from ratchet.config.run import SourceConfig
 from ratchet.errors import UserError
-from ratchet.questions.hub import read_hub
+from ratchet.questions.files import read_hub
 from ratchet.questions.load import fingerprint, load_source
 
 GOOD = '{"question": "What is 1 + 1?", "gold": "2"}\n'

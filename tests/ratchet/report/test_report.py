@@ -14,7 +14,6 @@ import pytest
 from ratchet.config.load import load_config
 from ratchet.config.run import EvaluateConfig, WandbConfig
 from ratchet.evaluation.stats import wilson
-from ratchet.evaluation.verdict import points
 from ratchet.pipeline.plan import make_plan
 from ratchet.report import curves, plots, templates
 from ratchet.report.before_after import PassRates, histogram
@@ -22,8 +21,8 @@ from ratchet.report.figures import VARIABLES, smooth
 from ratchet.report.gather import gather
 from ratchet.report.ledger import grpo_ledger, live_rows, presample_ledger
 from ratchet.report.render import render, shortened
-from ratchet.report.words import count, duration, p_value, percent, small
 from ratchet.store.store import Artifact, Store
+from ratchet.words import p_value, percent, points
 from tasks.stages import report as stage
 from tests.support.made_up import context
 from tests.support.made_up_run import HOSTILE, make_run
@@ -423,18 +422,6 @@ def test_the_presample_ledger_follows_the_selection() -> None:
         "live questions outside the filter's bounds": 16,
         "questions that RL trains on": 13,
     }
-
-
-def test_words() -> None:
-    assert [percent(0.3141), percent(0.5, 0)] == ["31.4%", "50%"]
-    assert [count(12345), count(2_500_000), count(3.1e9)] == [
-        "12,345",
-        "2.50 million",
-        "3.10 billion",
-    ]
-    assert [duration(4.24), duration(185), duration(7800)] == ["4.2 s", "3 min 05 s", "2 h 10 min"]
-    assert [p_value(0.0432), p_value(1e-9)] == ["0.043", "< 0.0001"]
-    assert [small(3.14e-6), small(0.0123), small(0.0)] == ["3.1×10⁻⁶", "0.0123", "0"]
 
 
 def test_smoothing_by_hand() -> None:

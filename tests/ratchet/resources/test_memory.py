@@ -18,7 +18,7 @@ from ratchet.resources import device
 from ratchet.resources.device import Device
 from ratchet.resources.memory import LOGIT_COPIES, Estimate, Part, Sampling, cache_gib, whole_logits
 from ratchet.resources.memory_check import Fit, Wanted, judge, vllm_shortage
-from ratchet.resources.pace import duration, pace
+from ratchet.resources.pace import pace
 from ratchet.store.store import Store
 from tests.support.made_up import artifact
 
@@ -302,7 +302,6 @@ def test_pace_is_that_of_the_newest_run_of_the_model(tmp_path: Path) -> None:
     two = load_config("demo", ['sampler.engine="transformers"', *settings])
     (line,) = pace(two, Store(tmp_path), {"grpo"}, None)
     assert line == "grpo: unknown, no earlier one with this model and grpo.processes = 2 here"
-    assert (duration(89), duration(600), duration(7200)) == ("89 s", "10 min", "2.0 h")
 
 
 def test_presampling_is_foreseen_for_the_questions_there_will_be(tmp_path: Path) -> None:

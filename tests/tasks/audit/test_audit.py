@@ -15,9 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from ratchet.diagnostics.audit_rows import worst_rows
 from tasks.audit.compare import Instead, compare
 from tasks.audit.diagnosis import ADVICE, Cause, Finding, Gap, Gaps, Probe, diagnose
+from tasks.audit.page import worst_rows
 from tasks.audit.reference import UPDATE_SHARE, Reference, group_of
 from tests.conftest import REPO
 from tests.flows.cli.test_cli import RATCHET

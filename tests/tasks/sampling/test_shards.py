@@ -25,7 +25,6 @@ from ratchet.store.store import Artifact, Store
 from ratchet.verifier import Status, verify
 from tasks.runtime.context import StageContext, StageResult
 from tasks.sampling.engines import Shaping, transformers_engine
-from tasks.sampling.progress import time_words
 from tasks.sampling.sample import sample_shards
 from tasks.sampling.shards import SampleRequest, Shard, ShardStore, plan_shards
 from tasks.stages import evaluate, presample
@@ -162,12 +161,6 @@ def test_variants_are_sampled_with_the_same_draws(tmp_path: Path) -> None:
     one, two = (ShardStore(c, MODEL, SAMPLER) for c in (ctx, other))
     assert one.call_seed(shard) == two.call_seed(shard)
     assert one.call_seed(shard) != one.call_seed(later)
-
-
-def test_durations_in_words() -> None:
-    assert [time_words(s) for s in (0.4, 59.4, 185, 7830)] == [
-        "0 s", "59 s", "3 min 5 s", "2 h 10 min",
-    ]  # fmt: skip
 
 
 @pytest.mark.slow

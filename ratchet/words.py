@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from ratchet.evaluation.verdict import points
-
-VARIANT_NAMES = {"baseline": "baseline", "rl": "after RL"}
 SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-WARMSTART_NAMES = {"warmstart_sft": "after SFT", "warmstart_opd": "after OPD"}
 
 
 def percent(share: float, decimals: int = 1) -> str:
@@ -21,13 +17,19 @@ def count(value: float) -> str:
     return f"{value / 1e6:.2f} million" if value >= 1e6 else f"{value:,.0f}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as '4.2 s', '3 min 05 s' or '2 h 10 min'."""
+def points(value: float) -> str:
+    """A difference of shares in percentage points, signed (with a true minus)."""
+    return f"{round(100 * value, 1) + 0.0:+.1f}".replace("-", "−")
+
+
+def duration(seconds: float, rough: bool = False) -> str:
+    """Seconds as '4.2 s', '3 min 05 s' or '2 h 10 min'; roughly: '4 s', '3 min', '2 h 10 min'."""
     if seconds < 60:
-        return f"{seconds:.1f} s"
-    if seconds < 3600:
-        return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
-    return f"{int(seconds // 3600)} h {int(seconds % 3600 // 60):02d} min"
+        return f"{seconds:.0f} s" if rough else f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    return f"{seconds / 60:.0f} min" if rough else f"{minutes} min {rest:02d} s"
 
 
 def p_value(p: float) -> str:
@@ -43,11 +45,4 @@ def small(value: float) -> str:
     return f"{digits}×10{str(int(power)).translate(SUPERSCRIPT)}"
 
 
-def variant_name(variant: str, warmstart_stage: str | None) -> str:
-    """A variant for people: 'baseline', 'after SFT', 'after RL', or its own name."""
-    if variant == "warmstart" and warmstart_stage is not None:
-        return WARMSTART_NAMES[warmstart_stage]
-    return VARIANT_NAMES.get(variant, variant)
-
-
-__all__ = ["count", "duration", "p_value", "percent", "points", "small", "variant_name"]
+__all__ = ["count", "duration", "p_value", "percent", "points", "small"]
