@@ -6,6 +6,7 @@ import ast
 import inspect
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,57 @@ def test_every_module_says_what_it_is_for_and_stays_readable(package: str) -> No
         text = file.read_text(encoding="utf-8")
         assert file.name == "__init__.py" or ast.get_docstring(ast.parse(text)), file
         assert len(text.splitlines()) <= 450, file
+
+
+def imports() -> dict[str, set[str]]:
+    """Modules of ours that each of ours imports, lazily or for types only included."""
+    files = {
+        ".".join(file.relative_to(REPO).with_suffix("").parts).removesuffix(".__init__"): file
+        for package in PACKAGES
+        for file in sources(package)
+    }
+    found: dict[str, set[str]] = {}
+    for module, file in files.items():
+        names: set[str] = set()
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                names |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                inner = {f"{node.module}.{alias.name}" for alias in node.names}
+                names |= inner & files.keys() or {node.module}
+        found[module] = names & files.keys() - {module}
+    return found
+
+
+def circles(graph: dict[str, set[str]]) -> list[str]:
+    """What can be reached from itself."""
+
+    def reached(start: str) -> set[str]:
+        found: set[str] = set()
+        todo = [start]
+        while todo:
+            new = graph[todo.pop()] - found
+            found |= new
+            todo += new
+        return found
+
+    return [name for name in graph if name in reached(name)]
+
+
+def test_no_modules_and_no_folders_import_in_a_circle() -> None:
+    modules = imports()
+    assert circles(modules) == []
+    folders: dict[str, set[str]] = {}
+    for module, names in modules.items():
+        folder, *others = (".".join(name.split(".")[:2]) for name in (module, *names))
+        folders.setdefault(folder, set()).update(set(others) - {folder})
+    assert circles(folders) == []
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_folder_is_one_idea_of_few_modules(package: str) -> None:
+    counted = Counter(file.parent for file in sources(package) if file.name != "__init__.py")
+    assert max(counted.values()) <= 16, counted.most_common(1)
 
 
 @pytest.mark.parametrize("package", PACKAGES)

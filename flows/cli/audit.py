@@ -7,8 +7,12 @@ start model is audited in its place: a sync that carries one carries the other.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from flows.cli import options
+from flows.cli.run import start, typed_command
 from ratchet.errors import UserError
 from ratchet.pipeline.request import Request, open_store, record_measurement, resolve
 from tasks.audit.page import worst_rows
@@ -113,3 +117,29 @@ def _print(summary: dict[str, Any], rows: list[dict[str, Any]], model: str) -> N
     console.print(escape(summary["diagnosis"]))
     if summary["read_back"] is not None:
         console.print(f"[dim]Read back out of the engine: {escape(summary['read_back'])}.[/]")
+
+
+def audit_sync(
+    preset: options.Preset = None,
+    from_run: options.FromRun = None,
+    assignments: options.Settings = None,
+    mode: Annotated[
+        Mode | None, typer.Option(help="How weights are synced; else as configured.")
+    ] = None,
+    server: Annotated[
+        bool, typer.Option("--server", help="Sample from a vLLM server, not beside the trainer.")
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Audit again even if one exists.")] = False,
+    data: options.Data = None,
+    store: options.Store = options.DEFAULT_STORE,
+) -> None:
+    """Prove that sampler and trainer are one policy, or say why they aren't.
+
+    Takes the model that GRPO would start from if the run has made it, else the start model. Exit
+    code 1 when the audit fails.
+    """
+    request = Request(preset, from_run, assignments or [], None, data, store)
+    record = prepare_audit(request, mode, server=server, force=force, command=typed_command())
+    code = start(store, record)
+    show_audit(request, record)
+    raise typer.Exit(code)

@@ -6,8 +6,12 @@ reuses it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from flows.cli import options
+from flows.cli.run import start, typed_command
 from ratchet.errors import UserError
 from ratchet.pipeline.request import Request, open_store, record_measurement, resolve
 
@@ -44,3 +48,25 @@ def show_benchmark(store: Path, record: RunRecord) -> None:
         console = Console()
         console.print()
         console.print(Markdown(found.manifest.markdown))
+
+
+def benchmark(
+    preset: options.Preset = None,
+    from_run: options.FromRun = None,
+    assignments: options.Settings = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Measure again even if it was done.")
+    ] = False,
+    data: options.Data = None,
+    store: options.Store = options.DEFAULT_STORE,
+) -> None:
+    """Measure prompt formats, thinking and decoding of a model; trains nothing.
+
+    Set benchmark.formats, .thinking, .decoding, .role, .source and .limit, and model.path for
+    another model.
+    """
+    request = Request(preset, from_run, assignments or [], None, data, store)
+    record = prepare_benchmark(request, force=force, command=typed_command())
+    code = start(store, record)
+    show_benchmark(store, record)
+    raise typer.Exit(code)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flows.cli import options
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
@@ -20,41 +21,20 @@ if TYPE_CHECKING:
     from ratchet.store.runs import RunRecord
     from ratchet.store.store import Artifact, Store
 
-DEFAULT_STORE = Path("artifacts")
 MESSAGE_WIDTH = 30
 """Columns that a message must have to be readable beside its run."""
 
-StoreOption = Annotated[
-    Path,
-    typer.Option("--store", envvar="RATCHET_STORE", help="Folder that artifacts are kept in."),
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-RefArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="REF",
-        help="A run (id, name, 'latest'), RUN/stage such as latest/filter, or an artifact's key.",
-    ),
-]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(runs)
-    app.command()(show)
-    app.command()(lineage)
-    app.command()(report)
-
 
 def runs(
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
     limit: Annotated[int, typer.Option(min=1, help="How many, newest first.")] = 20,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """List the runs in the store, newest first."""
     from ratchet.store.runs import all_runs
 
-    found = all_runs(open_store(store, must_exist=True))[:limit]
+    opened = open_store(store, must_exist=True)
+    found = all_runs(opened)[:limit]
     if as_json:
         print(json.dumps([run.model_dump(mode="json", exclude={"config"}) for run in found]))
         return
@@ -62,6 +42,7 @@ def runs(
     from rich.table import Table
 
     console = Console()
+    _tell_other_code(opened, found)
     rows = [(run.run_id, _status(run), _progress(run)) for run in found]
     widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
     left = console.width - sum(widths) - 2 * len(widths)
@@ -83,6 +64,19 @@ def runs(
         print("no runs yet: start one with `ratchet run --preset demo`")
 
 
+def _tell_other_code(store: Store, runs: list[RunRecord]) -> None:
+    """Say so where other code made what these runs hold."""
+    from ratchet.pipeline.plan import made_by_other_code
+
+    if names := [run.run_id for run in runs if made_by_other_code(store, run)]:
+        which = names[0] if len(names) == 1 else f"{len(names)} of these runs"
+        typer.echo(
+            f"note: {which}: made with another version of Ratchet's code; a rerun makes their "
+            "stages anew",
+            err=True,
+        )
+
+
 def _status(run: RunRecord) -> str:
     """How far the run is, with what was asked for where that wasn't the whole pipeline."""
     if set(run.targets) == set(run.nodes):
@@ -97,7 +91,9 @@ def _progress(run: RunRecord) -> str:
     return f"{done} of {len(run.nodes)}"
 
 
-def show(ref: RefArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False) -> None:
+def show(
+    ref: options.Ref, store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False
+) -> None:
     """Show a run with its stages, or one artifact with its figures."""
     from ratchet.store.lineage import find_artifact, names_a_run
     from ratchet.store.runs import load_run
@@ -126,6 +122,7 @@ def _show_run(store: Store, run: RunRecord, as_json: bool) -> None:
     table = Table(box=None, pad_edge=False)
     for heading in ("stage", "state", "artifact", "seconds"):
         table.add_column(heading, overflow="fold")
+    _tell_other_code(store, [run])
     stands = standing(store, run)
     for name, node in run.nodes.items():
         made = store.find(node.stage, node.key) is not None
@@ -251,7 +248,7 @@ def _value(value: Any) -> str:
 
 
 def lineage(
-    ref: RefArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
+    ref: options.Ref, store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False
 ) -> None:
     """Show what an artifact (or a run's last one) was made from, as a tree."""
     from ratchet.store.lineage import ancestry, find_artifact, names_a_run
@@ -298,7 +295,7 @@ def _draw(item: Ancestry, drawn: set[str], parent: Tree | None) -> Tree:
 
 def report(
     run_ref: Annotated[str, typer.Argument(metavar="RUN", help="Run id, name or 'latest'.")],
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
 ) -> None:
     """Print where a run's report lies; open it in a browser."""
     from ratchet.store.lineage import find_artifact

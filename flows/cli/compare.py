@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, JsonOption, StoreOption
+from flows.cli import options
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
@@ -33,11 +33,6 @@ SideArgument = Annotated[
     ),
 ]
 CHANGES = [(change, what) for what in ("maths", "format") for change in ("improved", "regressed")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(compare)
 
 
 def evaluations(store: Store, ref: str) -> list[Artifact]:
@@ -120,14 +115,14 @@ def matching(store: Store, a: str, b: str) -> tuple[Artifact, Artifact]:
 def compare(
     a: SideArgument,
     b: SideArgument,
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
     benchmark: Annotated[str | None, typer.Option(help="Only this benchmark.")] = None,
     band: Annotated[str | None, typer.Option(help="Only this difficulty band.")] = None,
     changed: Annotated[
         int, typer.Option(min=0, help="Changed answers shown of each kind, with completions.")
     ] = 2,
     flips: Annotated[int | None, typer.Option(min=0, hidden=True)] = None,
-    as_json: JsonOption = False,
+    as_json: options.Json = False,
 ) -> None:
     """Compare two models question by question: B against A, with what changed."""
     from ratchet.evaluation.comparison_result import compare_evaluations, price_of

@@ -10,17 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, StoreOption
+from flows.cli import options
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
 if TYPE_CHECKING:
     from ratchet.store.store import Artifact, Store
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(export)
 
 
 def trained_model(store: Store, ref: str) -> Artifact:
@@ -46,7 +41,7 @@ def export(
     adapter: Annotated[
         bool, typer.Option("--adapter", help="The LoRA adapter in place of the merged model.")
     ] = False,
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
 ) -> None:
     """Write a trained model as a Hugging Face folder, loaded again and compared, with its card."""
     opened = open_store(store, must_exist=True)

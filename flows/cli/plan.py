@@ -4,8 +4,11 @@ will be able to see."""
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
+
+from flows.cli import options
 from flows.cli.resources import memory_as_json, show_resources
 from ratchet.pipeline.request import Request, open_store, resolve
 
@@ -111,3 +114,22 @@ def _print_plan(config: RunConfig, rows: list[dict]) -> None:
         f"\n{num_run} of {len(rows)} stages would run, {len(rows) - num_run} are reused. "
         "Nothing was started."
     )
+
+
+def plan(
+    preset: options.Preset = None,
+    from_run: options.FromRun = None,
+    assignments: options.Settings = None,
+    data: options.Data = None,
+    store: options.Store = options.DEFAULT_STORE,
+    settings: Annotated[
+        bool, typer.Option("--settings", help="Print every setting instead, as it is resolved.")
+    ] = False,
+    as_json: options.Json = False,
+) -> None:
+    """Show what a run would do: what is reused, what runs, and why. Starts nothing."""
+    request = Request(preset, from_run, assignments or [], None, data, store)
+    if settings:
+        show_settings(request)
+    else:
+        show(request, as_json)

@@ -10,15 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, StoreOption
+from flows.cli import options
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to the command line."""
-    app.command()(resample)
-    app.command("redraw", hidden=True)(redraw)
 
 
 def resample(
@@ -30,7 +24,7 @@ def resample(
         str, typer.Argument(metavar="QUESTION_ID", help="The question: the start of its id.")
     ],
     index: Annotated[int, typer.Argument(metavar="SAMPLE_INDEX", min=0, help="From 0 to k - 1.")],
-    store: StoreOption = DEFAULT_STORE,
+    store: options.Store = options.DEFAULT_STORE,
 ) -> None:
     """Draw one completion of a presample again and say whether it is the same text.
 
@@ -58,7 +52,7 @@ def resample(
 
 
 @wraps(resample)
-def redraw(*arguments: Any, **options: Any) -> None:
+def redraw(*arguments: Any, **given: Any) -> None:
     """The name that the command had."""
     typer.echo("note: `ratchet redraw` is now `ratchet resample`", err=True)
-    resample(*arguments, **options)
+    resample(*arguments, **given)

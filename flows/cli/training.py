@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, JsonOption, StoreOption
+from flows.cli import options
 from ratchet.errors import UserError
 from ratchet.pipeline.request import open_store
 
@@ -25,13 +25,6 @@ RunArgument = Annotated[
 Row = dict[str, Any]
 
 
-def register(app: typer.Typer) -> None:
-    """Add these commands to the command line."""
-    app.command()(rollouts)
-    app.command()(doctor)
-    app.command("replay-batch")(replay_batch)
-
-
 def rollouts(
     run: RunArgument,
     step: Annotated[
@@ -43,8 +36,8 @@ def rollouts(
         str | None, typer.Option(help="Only this question: the start of its id.")
     ] = None,
     count: Annotated[int, typer.Option(min=1, help="How many completions.")] = 4,
-    store: StoreOption = DEFAULT_STORE,
-    as_json: JsonOption = False,
+    store: options.Store = options.DEFAULT_STORE,
+    as_json: options.Json = False,
 ) -> None:
     """Read the completions of a training step, with what each was paid for.
 
@@ -172,7 +165,7 @@ def _completion(row: Row, question: str, gold: str, weights: dict[str, float]) -
 
 
 def doctor(
-    run: RunArgument, store: StoreOption = DEFAULT_STORE, as_json: JsonOption = False
+    run: RunArgument, store: options.Store = options.DEFAULT_STORE, as_json: options.Json = False
 ) -> None:
     """Say what holds a GRPO run back, with the evidence and what to change."""
     from ratchet.diagnostics.doctor import MIN_STEPS, examine

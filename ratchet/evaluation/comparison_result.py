@@ -214,11 +214,11 @@ def compare_evaluations(
 
 def markdown(judged: ComparisonResult) -> str:
     """The verdict, the variants and their differences on whole benchmarks, greedy."""
-    lines = [
-        f"**{judged.line}**",
-        "",
-        "| benchmark | variant | strict | lenient | cut off | tokens |",
-    ]
+    lines: list[str] = []
+    for verdict in judged.verdicts:
+        lines += [f"- **{verdict.sentence}**", *(f"  - {note}" for note in verdict.notes)]
+    lines += [f"- warning: {warning}" for warning in judged.warnings]
+    lines += ["", "| benchmark | variant | strict | lenient | cut off | tokens |"]
     lines.append("|---|---|---:|---:|---:|---:|")
     for row in judged.described:
         if row["band"] == ALL_BANDS and row["decoding"] == DECODING:

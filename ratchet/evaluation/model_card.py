@@ -144,12 +144,8 @@ def model_card(
         lines.append("It has not been evaluated yet.")
     else:
         order = ", ".join(variant_order(comparison))
-        verdict, _, tables = comparison.markdown.partition("\n\n")
-        said = verdict.strip("*").split(" | ")
         lines += [
-            *(f"- {part}" for part in said),
-            "",
-            tables,
+            comparison.markdown,
             "",
             f"Variants: {order}. Greedy answers, shares of 1; strict: ",
         ]

@@ -173,3 +173,15 @@ def make_plan(
             PlannedNode(node, key, sections, prints, code, "run" if why else "reuse", why)
         )
     return Plan(planned_nodes)
+
+
+def made_by_other_code(store: Store, record: RunRecord) -> bool:
+    """Whether another version of a stage's code made one of the run's artifacts, so that a rerun
+    makes it anew."""
+    made = (store.find(node.stage, node.key) for node in record.nodes.values())
+    return any(
+        item.manifest.stage not in STAGES
+        or item.manifest.code_version != code_version(STAGES[item.manifest.stage].module)
+        for item in made
+        if item is not None
+    )

@@ -20,6 +20,8 @@ from ratchet.errors import UserError
 if TYPE_CHECKING:
     import pyarrow as pa
 
+REWARD = "reward_"
+"""Beginning of the name of a column that holds a reward."""
 VERSION: dict[str, int] = {
     "questions": 1,
     "contaminated": 1,
@@ -186,7 +188,7 @@ COLUMNS: dict[str, dict[str, str]] = {
 }
 
 # name -> prefix that further columns must carry ("" allows any)
-EXTRA: dict[str, str] = {"scores": "reward_", "rollouts": "reward_", "metrics": ""}
+EXTRA: dict[str, str] = {"scores": REWARD, "rollouts": REWARD, "metrics": ""}
 
 META_NAME = b"ratchet.table"
 META_VERSION = b"ratchet.version"

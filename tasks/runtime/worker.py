@@ -149,7 +149,6 @@ def run_job(job: Job, emit: Emit) -> None:
             "event": "done",
             "state": state,
             "summary": artifact.manifest.summary,
-            "markdown": artifact.manifest.markdown,
             "seconds": time.monotonic() - started,
         }
     )

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 from ratchet.config.run import PromptConfig, PromptFormat, RewardsConfig
 from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF
+from ratchet.rewards.checked import CheckedReward
 from ratchet.rewards.functions import default_weights, resolve_rewards
-from ratchet.store.schemas import check_schema, schema
+from ratchet.store.schemas import REWARD, check_schema, schema
 from ratchet.store.store import Artifact
 from ratchet.verifier import Status, Style, close_shared_pool, verify_batch
-from tasks.grpo.rewards import CheckedReward
 from tasks.runtime.context import StageContext, StageResult
 from tasks.runtime.supervisor import die_with_parent
 
@@ -35,7 +35,6 @@ BATCH_ROWS = 4096
 PARALLEL_ROWS = 16_384
 """Completions from which several processes score: they take a second or two to start."""
 MOST_PROCESSES = 16
-PREFIX = "reward_"
 COMPLETION_COLUMNS = [
     "question_id",
     "sample_index",
@@ -69,7 +68,7 @@ class Tally:
         self.num_lenient += sum(columns["lenient"])
         self.statuses.update(columns["status"])
         for name in weights:
-            given = [value for value in columns[PREFIX + name] if value is not None]
+            given = [value for value in columns[REWARD + name] if value is not None]
             self.reward_sums[name] += sum(given)
             self.reward_counts[name] += len(given)
 
@@ -127,7 +126,7 @@ class Scorer:
             "style": [self.style.value] * len(texts),
         }
         for reward in self.rewards:
-            columns[PREFIX + reward.__name__] = reward(texts, **known)
+            columns[REWARD + reward.__name__] = reward(texts, **known)
         return columns
 
 
@@ -276,7 +275,7 @@ def run(ctx: StageContext, *, prompt: PromptConfig, rewards: RewardsConfig) -> S
     if not total:
         raise UserError(f"{path} holds no completions: sample some first")
     tally = Tally()
-    out_schema = schema("scores", [PREFIX + name for name in weights])
+    out_schema = schema("scores", [REWARD + name for name in weights])
     with pq.ParquetWriter(ctx.out_dir / "scores.parquet", out_schema, compression="zstd") as writer:
         batches = (
             (completions, questions_of(completions, questions))

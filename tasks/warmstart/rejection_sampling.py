@@ -20,10 +20,10 @@ from ratchet.config.run import PromptFormat, SftConfig
 from ratchet.errors import UserError
 from ratchet.prompts import prompt_ids
 from ratchet.rewards.functions import total_reward
-from ratchet.store.schemas import check_schema
+from ratchet.store.schemas import REWARD, check_schema
 from tasks.runtime.context import StageContext
-from tasks.stages.score import PREFIX
-from tasks.warmstart.data import Example, end_of_turn_id, training_order
+from tasks.training.seeds import training_order
+from tasks.warmstart.data import Example, end_of_turn_id
 
 Pick = Literal["best", "shortest", "all"]
 Row = dict[str, Any]
@@ -86,7 +86,7 @@ def pick(rows: Sequence[Row], how: Pick, weights: Mapping[str, float]) -> list[R
         return in_order[:1]
 
     def reward(row: Row) -> float:
-        return total_reward({name: row[PREFIX + name] for name in weights}, dict(weights))
+        return total_reward({name: row[REWARD + name] for name in weights}, dict(weights))
 
     return [max(in_order, key=reward)]
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import typer
 
-from flows.cli.app import app, carry_out, main
+from flows.cli.app import app, main
+from flows.cli.run import carry_out
 
 
 @app.command("carry-out")

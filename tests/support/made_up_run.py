@@ -217,7 +217,9 @@ def training(draw: random.Random) -> tuple[Rows, Rows]:
 
 def _finished(ctx: StageContext, node: str, result: Any, **fields: Any) -> Artifact:
     """What a real stage wrote, as an artifact."""
-    return artifact(ctx.out_dir, node, {}, summary=result.summary, **fields)
+    return artifact(
+        ctx.out_dir, node, {}, summary=result.summary, markdown=result.markdown, **fields
+    )
 
 
 def _presampled(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli.verify_files import rewards_audit, self_test, verify_file
+from flows.cli.verify import grade_the_grader, rewards_audit, verify_file
 from ratchet.audits.reward_audit import audit, table
 from ratchet.errors import UserError
 
@@ -48,7 +48,7 @@ def test_rows_in_order_with_their_own_style(
 
 
 def test_more_rows_than_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("flows.cli.verify_files.ROWS_AT_A_TIME", 3)
+    monkeypatch.setattr("flows.cli.verify.ROWS_AT_A_TIME", 3)
     rows: list[object] = [{"id": n, "gold": str(n), "completion": f"it is {n}"} for n in range(10)]
     assert [row["id"] for row in verdicts(tmp_path, rows, "plain")] == list(range(10))
 
@@ -89,7 +89,7 @@ def test_missing_file(tmp_path: Path) -> None:
 
 
 def test_self_test_on_the_symbolic_source(capsys: pytest.CaptureFixture[str]) -> None:
-    self_test("symbolic")
+    grade_the_grader("symbolic")
     out = capsys.readouterr().out
     assert "golds that accept themselves       1000 of 1000" in out
     assert "reference solutions accepted       1000 of 1000" in out
@@ -105,13 +105,13 @@ def test_self_test_names_golds_that_cannot_match(
     ]
     path = write(tmp_path / "own.jsonl", rows)
     with pytest.raises(UserError, match=r"1 gold answers of .* can never be matched"):
-        self_test(str(path))
+        grade_the_grader(str(path))
     assert "'because it is so': the gold holds no answer" in capsys.readouterr().out
 
 
 def test_self_test_of_an_unknown_source() -> None:
     with pytest.raises(UserError, match="no source 'gsm9k'"):
-        self_test("gsm9k")
+        grade_the_grader("gsm9k")
 
 
 def test_no_exploit_earns_more_than_the_table_pays() -> None:

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from flows.cli.audit import Mode, prepare_audit
-from flows.cli.browse import tell_base
+from flows.cli.browse import runs, tell_base
 from ratchet.config.load import load_config
 from ratchet.config.presets import preset_names
 from ratchet.config.run import RunConfig
 from ratchet.errors import UserError
 from ratchet.pipeline.dag import ancestors, descendants
-from ratchet.pipeline.plan import Plan, changes, make_plan
+from ratchet.pipeline.plan import Plan, changes, made_by_other_code, make_plan
 from ratchet.pipeline.request import Request, prepare, prepare_stage
 from ratchet.store.lineage import find_run
 from ratchet.store.runs import NodeState, RunRecord, RunStatus, load_run, update_run
@@ -220,6 +220,29 @@ def test_a_run_is_named_by_what_it_made_and_the_last_complete_one_is_found(
         assert find_run(store, ref).run_id == first.run_id
     with pytest.raises(UserError, match="'score/ffff' is neither a run nor an artifact"):
         find_run(store, "score/ffff")
+
+
+def test_runs_that_other_code_made_are_listed_and_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = Store(tmp_path)
+    record = recorded(store)
+    assert not made_by_other_code(store, record)
+    runs(store.root)
+    listed = capsys.readouterr()
+    assert record.run_id in listed.out and "another version" not in listed.err
+    score = make_plan(demo(), store).named("score")
+    old = store.get("score", score.key).manifest
+    with store.build("score", score.key) as build:
+        (build.out_dir / "content").write_text("made before")
+        store.commit(build, old.model_copy(update={"code_version": "before"}))
+    runs(store.root)
+    listed = capsys.readouterr()
+    assert record.run_id in listed.out
+    assert listed.err == (
+        f"note: {record.run_id}: made with another version of Ratchet's code; a rerun makes their "
+        "stages anew\n"
+    )
 
 
 def test_a_setting_above_the_stage_is_refused_with_the_way_out(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ SAMPLES = {
     "ratchet.models", "ratchet.prompts", "ratchet.store", "ratchet.verifier", "tasks.models",
     "tasks.sampling", "tasks.stages",
 }  # fmt: skip
-TRAINS = SAMPLES | {"tasks.grpo", "tasks.sync", "tasks.training", "ratchet.rewards"}
+TRAINS = SAMPLES - {"ratchet.store"} | {"ratchet.rewards", "tasks.sync", "tasks.training"}
 STORED = {
     "model": {"ratchet.models", "tasks.models", "tasks.stages"},
     "questions": {
@@ -34,8 +34,8 @@ AMONG_OTHERS = {
     "rollouts": {"ratchet.questions", "ratchet.rollouts", "ratchet.store", "ratchet.verifier"},
     "warmstart_sft": TRAINS | {"tasks.warmstart"},
     "warmstart_opd": TRAINS | {"tasks.warmstart"},
-    "audit": TRAINS | {"tasks.audit"},
-    "grpo": TRAINS | {"ratchet.resources", "ratchet.rollouts", "ratchet.diagnostics"},
+    "audit": TRAINS | {"ratchet.store", "tasks.audit", "tasks.grpo"},
+    "grpo": TRAINS | {"ratchet.diagnostics", "ratchet.rollouts", "ratchet.store", "tasks.grpo"},
     "report": {"ratchet.evaluation", "ratchet.report"},
 }
 """The same, where more counts than is told here."""

@@ -78,7 +78,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
         {},
         parents={"rl": rl.as_parent()},
         summary={"variant_order": ["baseline", "rl"]},
-        markdown="**better: made-up 1% → 2% | worse: other**\n\n| the | table |\n|---|---|",
+        markdown="- **better: made-up 1% → 2%**\n- **worse: other**\n\n| the | table |\n|---|---|",
     )
     return store
 
@@ -91,7 +91,7 @@ def test_the_whole_model_is_what_base_and_adapter_say(store: Store, tmp_path: Pa
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
     card = (tmp_path / "whole" / "README.md").read_text()
     assert card.startswith("---\nlibrary_name: transformers\n")
-    assert "- better: made-up 1% → 2%\n- worse: other\n\n| the | table |" in card
+    assert "- **better: made-up 1% → 2%**\n- **worse: other**\n\n| the | table |" in card
     assert "grpo.steps = 40" in card
     assert "| grpo | `bb1` |" in card
     assert "model `aa1`, questions `qq1`" in card

@@ -23,13 +23,13 @@ from ratchet.config.run import (
     WandbConfig,
 )
 from ratchet.errors import UserError
-from ratchet.rollouts.training_log import StepRecords
+from ratchet.rollouts.training_log import TrainingLog
 from ratchet.store.schemas import read_table
-from tasks.grpo.data import training_order
+from tasks.grpo.launch import Events, failure
 from tasks.grpo.process import FAILURE, Failure, Task
-from tasks.grpo.processes import Events, failure
-from tasks.grpo.sections import Sections
+from tasks.grpo.settings import Sections
 from tasks.runtime.supervisor import descendants
+from tasks.training.seeds import training_order
 from tests.support.tiny_grpo import GROUP_SIZE, NUM_QUESTIONS, SEEDLING, context, letters, run_stage
 from tests.tasks.training.test_dev_check import with_dev
 
@@ -77,7 +77,7 @@ def test_two_processes_share_every_step_and_outlive_no_death(tmp_path: Path) -> 
         "processes": 2,
         "save_every": 2,
         "max_completion_tokens": 16,
-        "weights": {"test_processes:letters_or_death": 1.0},
+        "weights": {"tests.tasks.grpo.test_processes:letters_or_death": 1.0},
     }
     order = ctx.work_dir / DIE_AT
     order.write_text("4")
@@ -88,8 +88,8 @@ def test_two_processes_share_every_step_and_outlive_no_death(tmp_path: Path) -> 
     assert time.monotonic() - start < 240  # the first process doesn't wait for the second
     assert not set(descendants(os.getpid())) - before
     assert [event["done"] for event in events if event["event"] == "progress"] == [1, 2, 3]
-    records = StepRecords(ctx.work_dir / "steps")
-    third = records.rollouts_of(3)
+    training_log = TrainingLog(ctx.work_dir / "steps")
+    third = training_log.rollouts_of(3)
 
     order.unlink()
     events.clear()
@@ -122,7 +122,7 @@ def test_what_the_processes_are_told_is_json_and_arrives_whole(tmp_path: Path) -
         ModelConfig(max_model_len=512),
         PromptConfig(),
         SamplerConfig(),
-        RewardsConfig(weights={"tiny_grpo:letters": 0.1}),
+        RewardsConfig(weights={"tests.support.tiny_grpo:letters": 0.1}),
         GrpoConfig(processes=2, vllm_server_device="1", learning_rate=3e-7),
         GuardConfig(),
         WandbConfig(),

@@ -23,7 +23,8 @@ from ratchet.store.schemas import read_table
 from ratchet.verifier import Style, Verdict, verify
 from tasks.stages import warmstart_sft
 from tasks.training import dev_check
-from tasks.warmstart.data import build_examples, training_order
+from tasks.training.seeds import training_order
+from tasks.warmstart.data import build_examples
 from tasks.warmstart.nan_guard import EXAMPLE
 from tests.conftest import REPO
 from tests.support.tiny_warmstart import SFT, Emit, questions, run_sft, stage_context, with_dev
@@ -239,16 +240,14 @@ def test_offline_wandb_run_lies_in_the_runs_folder(tmp_path: Path) -> None:
 
 
 def test_killed_and_resumed_gives_the_same_weights_and_table(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("tiny_warmstart.py")
-    killed = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "killed"), "3"], check=False
-    )
+    command = [sys.executable, "-m", "tests.support.tiny_warmstart", str(tmp_path / "killed"), "3"]
+    killed = subprocess.run(command, cwd=REPO, check=False)
     assert killed.returncode == -9
     resumed_from: list[str] = []
     keep: Emit = lambda event: resumed_from.append(event.get("message", ""))  # noqa: E731
     resumed = stage_context(tmp_path / "killed", with_dev(), emit=keep)
     run_sft(resumed)
-    assert "resuming from checkpoint-2" in resumed_from
+    assert "continuing from checkpoint-2" in resumed_from
     whole = stage_context(tmp_path / "whole", with_dev())
     run_sft(whole)
     for name, tensor in weights(whole.out_dir).items():
