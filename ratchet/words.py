@@ -24,8 +24,10 @@ def points(value: float) -> str:
 
 def duration(seconds: float, rough: bool = False) -> str:
     """Seconds as '4.2 s', '3 min 05 s' or '2 h 10 min'; roughly: '4 s', '3 min', '2 h 10 min'."""
+    if rough and seconds < 90:
+        return f"{seconds:.0f} s"
     if seconds < 60:
-        return f"{seconds:.0f} s" if rough else f"{seconds:.1f} s"
+        return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
     if minutes >= 60:
         return f"{minutes // 60} h {minutes % 60:02d} min"

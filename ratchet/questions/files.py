@@ -1,5 +1,5 @@
-"""Rows from tables: JSON lines, a JSON list, Parquet or CSV, one file or a folder of splits; or from
-a data set on the Hugging Face hub.
+"""Rows from tables: JSON lines, a JSON list, Parquet or CSV, in a file or a folder of splits, or on
+the Hugging Face hub.
 
 Everything wrong with a file is a `UserError` that names the file and, where there is one, the
 line, because these files are made by users.

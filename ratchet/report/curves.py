@@ -87,7 +87,7 @@ def _draw(name: str, panels: list[Panel], columns: int = 1, row_inches: float = 
         for axes, panel in zip(all_axes, panels, strict=False):
             _draw_panel(axes, panel)
             if len(panels) > 1:
-                axes.locator_params(axis="y", nbins=3)
+                axes.locator_params(axis="y", nbins=3 if columns > 1 else 4)
         for axes in all_axes[len(panels) :]:
             axes.set_axis_off()
         if columns == 1:

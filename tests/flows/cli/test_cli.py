@@ -166,7 +166,7 @@ def test_show_writes_nested_figures_out(
         "  hash         strict: 0.3333",
         "    places     none",
         "bounds         0.1, 0.9",
-        "variants           2 entries, which --json shows",
+        "variants       2 entries, which --json shows",
         "words          First line.",
         "               Second line.",
     ]
