@@ -192,6 +192,7 @@ def kept(made: Presample, key: str, completions: list[dict[str, Any]]) -> Artifa
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("engine_environment")
 @pytest.mark.parametrize("straight", ["transformers"], indirect=True)
 def test_one_sample_is_drawn_again(straight: Presample) -> None:
     store = straight.ctx.store
