@@ -29,7 +29,7 @@ from typing import Any
 
 from flows.server.settings import apply, configured_api_url, prefect_home
 from ratchet.errors import UserError
-from tasks.runtime.supervisor import Supervised
+from tasks.runtime.supervisor import Supervised, free_port
 
 HOST = "127.0.0.1"
 START_SECONDS = 120.0
@@ -140,13 +140,6 @@ def port_is_free(port: int) -> bool:
         except OSError:
             return False
         return True
-
-
-def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
-        trial.bind((HOST, 0))
-        return trial.getsockname()[1]
 
 
 def state_file() -> Path:

@@ -94,6 +94,16 @@ def visible_gpus() -> list[Device]:
     return seen
 
 
+def cuda_names() -> list[str]:
+    """The GPUs that CUDA counts from 0 in this process, by names that CUDA_VISIBLE_DEVICES takes.
+    Asks torch, which also knows slices of a GPU (MIG)."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = [str(index) for index in range(torch.cuda.device_count())]
+    return found if named is None else [name.strip() for name in named.split(",")][: len(found)]
+
+
 def find_device() -> Device | None:
     """The first GPU, the machine's memory where there is none; None where neither can be asked."""
     return next(iter(visible_gpus()), None) or _memory()

@@ -49,12 +49,13 @@ def sampling_backend(
     from tasks.sync import generation, server_generation
     from tasks.sync.engine import EngineSettings, engine_rank
     from tasks.sync.server import ServerSettings
+    from tasks.sync.versioned import sampled_by
 
     by_adapter = resolved_sync(grpo, dtype) == "adapter"
     lora_rank = engine_rank(grpo.lora.r) if by_adapter else None
     folder = ctx.work_dir / "adapters" / str(PartialState().process_index)
     if grpo.vllm_mode == "server":
-        return server_generation.served(
+        return sampled_by(
             server_generation.ServerAdapterGeneration
             if by_adapter
             else server_generation.ServerMergedGeneration,
@@ -68,7 +69,7 @@ def sampling_backend(
                 log=ctx.log,
             ),
         )
-    return generation.colocated(
+    return sampled_by(
         generation.AdapterGeneration if by_adapter else generation.MergedGeneration,
         EngineSettings(spec=spec, seed=ctx.seed, lora_rank=lora_rank, folder=folder),
     )

@@ -54,12 +54,10 @@ class DevCheck(TrainerCallback):
             policy = trainer.accelerator.unwrap_model(trainer.model)
             return answers_in_training(policy, questions, self.spec)
         from tasks.sampling.engines.base import as_samples
-        from tasks.sync.handle import handle_of
 
-        handle = handle_of(trainer.vllm_generation)
-        handle.sync(step)
+        trainer.vllm_generation.sync_as(step)
         trainer._last_loaded_step = step  # the next batch is sampled from this version
-        answers = handle.sample(
+        answers = trainer.vllm_generation.sample(
             questions.prompts, n=1, temperature=0.0, max_tokens=questions.max_tokens
         )
         samples = as_samples(self.spec, [answer.token_ids for answer in answers])

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from tasks.audit.diagnosis import Diagnosis, Gap, Gaps, diagnose
-from tasks.sync.handle import handle_of
 
 if TYPE_CHECKING:
     from tasks.grpo.trainer import RolloutTrainer
@@ -65,7 +64,7 @@ def _read_again(trainer: RolloutTrainer, scored: dict[str, Any]) -> torch.Tensor
     for row in range(min(NUM_READ, len(scored["prompt_ids"]))):
         prompts.append(scored["prompt_ids"][row][scored["prompt_mask"][row].bool()].tolist())
         texts.append(scored["completion_ids"][row][scored["completion_mask"][row].bool()].tolist())
-    found = handle_of(trainer.vllm_generation).score(
+    found = trainer.vllm_generation.score(
         [prompt + text for prompt, text in zip(prompts, texts, strict=True)]
     )
     values = [

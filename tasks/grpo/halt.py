@@ -19,7 +19,7 @@ from ratchet.config.run import GuardConfig
 from ratchet.diagnostics.drift import ROUNDING, DriftError, Finding, Guard, Level
 from ratchet.errors import UserError
 from tasks.grpo.base_weights import changed, frozen_checksums
-from tasks.sync.errors import ServerError
+from tasks.sync.types import ServerError
 from tasks.training.resume import MARKER, PREFIX, newest_checkpoint
 
 if TYPE_CHECKING:

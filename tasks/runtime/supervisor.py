@@ -20,6 +20,7 @@ import ctypes
 import functools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -112,6 +113,14 @@ class Supervised:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on, for a server that is about to be started."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
 
 
 def _prctl(option: int, value: int) -> None:

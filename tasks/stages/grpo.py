@@ -46,7 +46,7 @@ from tasks.grpo.trainer import RolloutTrainer
 from tasks.models.checkpoints import load_tokenizer
 from tasks.models.lora import lora_config
 from tasks.runtime.context import StageContext, StageResult
-from tasks.sync.errors import ServerError
+from tasks.sync.types import ServerError
 from tasks.training.dev_check import best_step, dev_questions, policy_of
 from tasks.training.resume import newest_checkpoint
 from tasks.training.wandb_run import wandb_run

@@ -9,7 +9,6 @@ version on every request and refuses an answer that was made with another.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
 from ratchet.errors import UserError
+from tasks.runtime.supervisor import free_port
 from tasks.runtime.worker import set_environment
 from tasks.sampling.engines.base import EngineSpec
 from tasks.sampling.engines.vllm_engine import cache_gib
@@ -89,14 +89,6 @@ def engine_process(config: PretrainedConfig, spec: EngineSpec) -> Iterator[None]
         yield
     finally:
         torch.set_num_threads(num_threads)
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class AdapterLLM(LLM):

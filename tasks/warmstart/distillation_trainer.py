@@ -80,7 +80,7 @@ class GuardedDistillationTrainer(Guarded, DistillationTrainer):
         """Log how far the sampler's log-probabilities are from the student's; DriftError when
         rounding can't explain it."""
         from tasks.audit.logprobs import as_lists, gap, padded, plain_scores
-        from tasks.sync.handle import Sampled
+        from tasks.sync.types import Sampled
 
         count = NUM_DRIFT_COMPLETIONS
         sampled = [
@@ -175,7 +175,8 @@ def sampling_backend(
     from trl.trainer import distillation_trainer
 
     from tasks.sync.engine import EngineSettings, engine_rank
-    from tasks.sync.generation import AdapterGeneration, MergedGeneration, colocated
+    from tasks.sync.generation import AdapterGeneration, MergedGeneration
+    from tasks.sync.versioned import sampled_by
 
     settings = EngineSettings(
         spec=spec,
@@ -184,5 +185,5 @@ def sampling_backend(
         folder=ctx.work_dir / "adapters",
     )
     kind = AdapterGeneration if lora.enabled else MergedGeneration
-    with colocated(kind, settings, distillation_trainer):
+    with sampled_by(kind, settings, distillation_trainer):
         yield
