@@ -32,13 +32,6 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def folder_hash(path: Path) -> str:
-    """Hash over names and contents of all files below `path`."""
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    listing = {file.relative_to(path).as_posix(): file_hash(file) for file in files}
-    return text_hash(canonical_json(listing))
-
-
 def artifact_key(
     stage: str,
     config: Mapping[str, Any],

