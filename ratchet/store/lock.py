@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 POLL_SECONDS = 0.2
 
 
@@ -43,6 +41,8 @@ def is_held(path: Path) -> bool:
 @contextmanager
 def hold(path: Path, on_wait: Callable[[str], None]) -> Iterator[None]:
     """Hold the lock at `path`; `on_wait` is told once who holds it, should somebody do."""
+    from filelock import FileLock, Timeout  # who only looks at the store needn't load it
+
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(path, poll_interval=POLL_SECONDS, fallback_to_soft=False)
     try:
