@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, StoreOption, open_store
+from flows.cli.browse import DEFAULT_STORE, StoreOption
 from ratchet.errors import UserError
+from ratchet.pipeline.request import open_store
 
 if TYPE_CHECKING:
     from ratchet.store.store import Artifact, Store

@@ -15,8 +15,9 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, StoreOption, open_store
+from flows.cli.browse import DEFAULT_STORE, StoreOption
 from ratchet.errors import UserError
+from ratchet.pipeline.request import open_store
 
 
 def register(app: typer.Typer) -> None:
