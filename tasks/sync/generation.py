@@ -16,13 +16,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from vllm import LLM, RequestOutput, SamplingParams
 from vllm.platforms import current_platform
 
-from tasks.sync.engine import (
-    AdapterLLM,
-    close_engine,
-    engine_arguments,
-    engine_process,
-    worker_of,
-)
+from tasks.sampling.engines.vllm_engine import close_engine
+from tasks.sync.engine import AdapterLLM, engine_arguments, engine_process, worker_of
 from tasks.sync.readback import adapter_slot, effective_weights, vocab_rows
 from tasks.sync.types import SAMPLING_FIELDS, EngineFacts, Sampled, as_sampled
 from tasks.sync.versioned import (

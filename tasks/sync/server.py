@@ -27,7 +27,7 @@ from vllm.platforms import current_platform
 
 from tasks.runtime.supervisor import Supervised, free_port
 from tasks.runtime.worker import set_environment
-from tasks.sampling.engines.vllm_engine import cache_gib
+from tasks.sampling.engines.vllm_engine import cache_environment
 from tasks.sync.engine import EngineSettings
 from tasks.sync.readback import Reader
 from tasks.sync.types import ServerError
@@ -105,10 +105,7 @@ def server_environment(
     }
     if settings.device is not None:
         found["CUDA_VISIBLE_DEVICES"] = settings.device
-    if current_platform.is_cpu():
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        found["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(config, settings.spec, memory))
-    return found
+    return found | cache_environment(config, settings.spec)
 
 
 class VllmServer:
