@@ -8,11 +8,11 @@
 # Merged sync to a server goes over NCCL, which refuses two processes on one device: that row needs a
 # second GPU and is reported as left out where there is none.
 set -u
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
 out=$(mkdir -p "${1:-drift-gpu}" && cd "${1:-drift-gpu}" && pwd)
 python=${PYTHON:-python}
 command="from flows.cli.app import main; main()"
-export PYTHONPATH="$PWD:$PWD/tests" HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE
+export PYTHONPATH="$PWD" HF_HUB_OFFLINE=1 OMP_WAIT_POLICY=PASSIVE
 : > "$out/summary.txt"
 say() { echo "$*" | tee -a "$out/summary.txt"; }
 
@@ -35,7 +35,7 @@ row() { # name of the part, seconds it may take, command …
 
 drift_run() {
     rm -rf "${out:?}/$1"
-    row "$1" 80 "$python" benchmarks/drift_runs.py run "$out" "$1"
+    row "$1" 80 "$python" -m benchmarks.drift_runs run "$out" "$1"
 }
 
 for kind in adapter merged stock-100 stock-62 adapter-bf16 adapter-qwen2 adapter-server; do
@@ -50,5 +50,5 @@ for mode in adapter merged; do
     row "audit-$mode" 60 "$python" -c "$command" audit-sync --preset demo --mode "$mode" --store "$out/store"
 done
 row audit-server 90 "$python" -c "$command" audit-sync --preset demo --server --store "$out/store"
-row plot 60 "$python" benchmarks/drift_runs.py plot "$out" "$out/drift.png"
-"$python" benchmarks/drift_runs.py table "$out" | tee -a "$out/summary.txt"
+row plot 60 "$python" -m benchmarks.drift_runs plot "$out" "$out/drift.png"
+"$python" -m benchmarks.drift_runs table "$out" | tee -a "$out/summary.txt"

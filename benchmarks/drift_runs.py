@@ -4,9 +4,9 @@ Not a test module. A real GRPO stage each: the seedling, symbolic questions, vLL
 process, LoRA, a learning rate that moves the policy; the guard only warns. `stock` runs get what
 TRL's server mode would have sent (`stock_packing`), with that share of the layers left stale.
 
-    python benchmarks/drift_runs.py run FOLDER adapter [merged stock-100 stock-62 stock-13 …]
-    python benchmarks/drift_runs.py plot FOLDER docs/drift.png
-    python benchmarks/drift_runs.py table FOLDER
+    python -m benchmarks.drift_runs run FOLDER adapter [merged stock-100 stock-62 stock-13 …]
+    python -m benchmarks.drift_runs plot FOLDER docs/drift.png
+    python -m benchmarks.drift_runs table FOLDER
 
 `merged-server` needs a second GPU.
 """
@@ -149,7 +149,7 @@ def run(folder: Path, kind: str, steps: int = STEPS) -> list[dict[str, Any]]:
     model = qwen2_with_key_biases(folder / "qwen2-model") if qwen2 else SEEDLING
     ctx = context(place, model)
     ctx = replace(ctx, inputs={**ctx.inputs, **inputs(place)}, emit=lambda event: print(event))
-    rewards = {"tiny_grpo:letters": 1.0} if qwen2 else {}
+    rewards = {"tests.support.tiny_grpo:letters": 1.0} if qwen2 else {}
     with backend(kind):
         run_stage(
             ctx,
@@ -256,7 +256,9 @@ def main() -> None:
         run(Path(folder), rest[0])
     else:
         for kind in rest:  # a process each: an engine leaves its variables behind
-            subprocess.run([sys.executable, __file__, "one", folder, kind], check=True)
+            subprocess.run(
+                [sys.executable, "-m", "benchmarks.drift_runs", "one", folder, kind], check=True
+            )
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ decoded and stored. Opening the engine is in neither. The two draw other complet
 seconds per token are compared; the first pair warms up and isn't counted. On a CPU the engine runs
 in this process, so that its processor time says the same on a machine that isn't quiet.
 
-    python benchmarks/presample_cost.py --questions 256 --k 8 --block 8 --shard-questions 256
+    python -m benchmarks.presample_cost --questions 256 --k 8 --block 8 --shard-questions 256
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Not a test module. Each way has a process with a trainer's model, LoRA on every linear layer, and a
 vLLM engine of its own; the two take turns, so that a busy machine is busy for both.
 
-    python benchmarks/sync_cost.py MODEL_FOLDER [ROUNDS]
+    python -m benchmarks.sync_cost MODEL_FOLDER [ROUNDS]
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def serve(model_path: str, kind: str) -> None:
 def start(model_path: str, kind: str) -> subprocess.Popen[str]:
     """A process that syncs when told to."""
     process = subprocess.Popen(
-        [sys.executable, __file__, "serve", model_path, kind],
+        [sys.executable, "-m", "benchmarks.sync_cost", "serve", model_path, kind],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

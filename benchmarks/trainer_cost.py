@@ -6,7 +6,7 @@ vLLM backend: one with `RolloutTrainer` (verdicts, tables, guard, doctor), one w
 same tokens. They take turns, one step each: a pair is the same work, on a machine that is equally
 busy. The demo's shape: the seedling, 8 groups of 8, LoRA on every layer.
 
-    python benchmarks/trainer_cost.py [PAIRS] [ENGINE]
+    python -m benchmarks.trainer_cost [PAIRS] [ENGINE]
 """
 
 from __future__ import annotations
@@ -142,9 +142,10 @@ def measure(pairs: int, engine: str) -> None:
         for kind in ("plain", "ours"):
             place = Path(folder) / kind
             place.mkdir()
-            command = [sys.executable, __file__, "serve", kind, str(steps), engine, str(place)]
+            arguments = ["serve", kind, str(steps), engine, str(place)]
+            command = [sys.executable, "-m", "benchmarks.trainer_cost", *arguments]
             children[kind] = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
             )
         ratios: dict[str, list[float]] = {"wall": [], "cpu": []}
         for step in range(steps):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
 import subprocess
 import sys
@@ -107,9 +106,7 @@ def test_light_stages_load_no_torch(stage: str) -> None:
 
 def declared_arguments(module: str) -> list[str]:
     """Keyword-only arguments of a stage module's `run`, read from its source."""
-    spec = importlib.util.find_spec("tasks")
-    assert spec is not None and spec.submodule_search_locations
-    path = Path(spec.submodule_search_locations[0]) / f"{module.removeprefix('tasks.')}.py"
+    path = REPO.joinpath(*module.split(".")).with_suffix(".py")
     tree = ast.parse(path.read_text(encoding="utf-8"))
     runs = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "run"]
     assert len(runs) == 1, module

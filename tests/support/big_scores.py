@@ -1,6 +1,6 @@
 """Scores of many questions, and the filter stage on them in a process whose memory is measured.
 
-Not a test module. `python tests/support/big_scores.py FOLDER QUESTIONS SAMPLES write|filter|whole`
+Not a test module. `python -m tests.support.big_scores FOLDER QUESTIONS SAMPLES write|filter|whole`
 writes the tables to FOLDER, filters them, or loads the scores at once for comparison. It prints as
 JSON the peak of resident memory in MiB before and after, and the seconds it took.
 """

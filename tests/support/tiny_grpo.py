@@ -1,6 +1,6 @@
 """A GRPO stage small enough for a test, also as a process of its own that can be killed.
 
-Not a test module. `python tests/support/tiny_grpo.py FOLDER MODEL ENGINE STEPS [KILL_AT]` runs the
+Not a test module. `python -m tests.support.tiny_grpo FOLDER MODEL ENGINE STEPS [KILL_AT]` runs the
 stage in FOLDER and kills itself with SIGKILL after step KILL_AT. ENGINE may be `server`, vLLM in
 one.
 """
@@ -27,12 +27,13 @@ from ratchet.config.run import (
     SamplerConfig,
     WandbConfig,
 )
+from ratchet.places import DATA
 from ratchet.store.store import Artifact, Store
 from tasks.runtime.context import StageContext, StageResult
+from tests.conftest import REPO
 from tests.support.made_up import artifact, question
 
-TESTS = Path(__file__).parent
-SEEDLING = TESTS.parent / "data" / "seedling"
+SEEDLING = DATA / "seedling"
 NUM_QUESTIONS = 6
 GROUP_SIZE = 4
 
@@ -119,7 +120,8 @@ def run_stage(
         prompt=PromptConfig(format=PromptFormat.TAGS_SHORT),
         sampler=SamplerConfig(engine=engine, max_completion_tokens=max_completion_tokens),
         rewards=RewardsConfig(
-            weights=weights or {"tiny_grpo:letters": 2.0, "lenient_correctness_check": 1.0}
+            weights=weights
+            or {"tests.support.tiny_grpo:letters": 2.0, "lenient_correctness_check": 1.0}
         ),
         grpo=GrpoConfig(**(settings | grpo)),
         guard=guard or GuardConfig(),
@@ -131,9 +133,17 @@ def in_process(
     folder: Path, model: Path, engine: str, steps: int, kill_at: int | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run the stage in a process of its own."""
-    command = [sys.executable, __file__, str(folder), str(model), engine, str(steps)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.support.tiny_grpo",
+        str(folder),
+        str(model),
+        engine,
+        str(steps),
+    ]
     command += [] if kill_at is None else [str(kill_at)]
-    path = os.pathsep.join((str(TESTS), str(TESTS.parent)))
+    path = str(REPO)
     return subprocess.run(
         command,
         env=os.environ | {"PYTHONPATH": path, "OMP_WAIT_POLICY": "PASSIVE"},

@@ -1,6 +1,6 @@
 """Runs a warm-start stage on a tiny random model and hand-made questions. Not a test module.
 
-python tests/support/tiny_warmstart.py FOLDER STEP      (SFT, killed after STEP and run again by a
+python -m tests.support.tiny_warmstart FOLDER STEP      (SFT, killed after STEP and run again by a
 test)
 """
 

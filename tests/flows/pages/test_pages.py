@@ -271,7 +271,7 @@ def test_the_lineage_draws_every_stage_and_each_line_once(tmp_path: Path) -> Non
 def test_a_page_that_lacks_a_figure_is_told_and_a_fault_of_ours_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from flows.pages.stage_page import publish
+    from flows.pages import publish
 
     told: list[str] = []
 

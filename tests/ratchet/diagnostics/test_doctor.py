@@ -27,7 +27,9 @@ def config(**grpo: Any) -> dict[str, Any]:
         "model": ModelConfig().model_dump(mode="json"),
         "prompt": PromptConfig(format="tags_short").model_dump(mode="json"),
         "sampler": SamplerConfig(max_completion_tokens=8).model_dump(mode="json"),
-        "rewards": {"weights": {"tiny_grpo:letters": 5.0, "lenient_correctness_check": 1.0}},
+        "rewards": {
+            "weights": {"tests.support.tiny_grpo:letters": 5.0, "lenient_correctness_check": 1.0}
+        },
         "grpo": {"lora": {"r": 4, "alpha": 8}} | grpo,
         "guard": GuardConfig().model_dump(mode="json"),
     }

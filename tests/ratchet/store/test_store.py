@@ -23,6 +23,7 @@ from ratchet.store.manifest import MANIFEST, Manifest, ParentRecord
 from ratchet.store.runs import NodeRecord, RunRecord, create_run, load_run
 from ratchet.store.schemas import read_table, to_table, write_table
 from ratchet.store.store import Artifact, Store
+from tests.conftest import REPO
 
 
 def manifest(stage: str, key: str, parents: dict[str, ParentRecord] | None = None) -> Manifest:
@@ -255,7 +256,7 @@ BUILDER = """
 import sys
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
-from test_store import make
+from tests.ratchet.store.test_store import make
 from ratchet.store.store import Store
 store = Store(Path(sys.argv[1]))
 print("ready", flush=True)
@@ -269,7 +270,7 @@ def test_kill_9_at_any_moment_leaves_a_whole_artifact_or_none(tmp_path: Path) ->
     whole = 0
     for attempt in range(8):
         builder = subprocess.Popen(
-            [sys.executable, "-c", BUILDER, tmp_path, Path(__file__).parent],
+            [sys.executable, "-c", BUILDER, tmp_path, REPO],
             stdout=subprocess.PIPE,
         )
         assert builder.stdout is not None

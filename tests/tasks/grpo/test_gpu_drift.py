@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.drift_runs import read
+from tests.conftest import REPO
 
-TESTS = Path(__file__).parent
 ROUNDING = {"adapter": 1e-4, "merged": 1e-4, "adapter-bf16": 2e-2, "adapter-server": 1e-4}
 """Mean drift, in nats per token, that rounding explains on a GPU."""
 
@@ -19,7 +19,7 @@ ROUNDING = {"adapter": 1e-4, "merged": 1e-4, "adapter-bf16": 2e-2, "adapter-serv
 @pytest.mark.gpu
 @pytest.mark.slow
 def test_drift_stays_flat_on_a_gpu(tmp_path: Path) -> None:
-    command = [str(TESTS / "gpu" / "drift.sh"), str(tmp_path)]
+    command = [str(REPO / "benchmarks" / "drift_gpu.sh"), str(tmp_path)]
     subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, check=True)
     summary = (tmp_path / "summary.txt").read_text()
     assert "FAILED" not in summary, summary

@@ -239,8 +239,8 @@ def test_wandb_gets_the_figures_of_every_step(model: Path, tmp_path: Path) -> No
 
 
 def test_a_reward_that_breaks_stops_the_run_by_name(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'test_grpo:not_a_number' returned nan"):
-        run_stage(context(tmp_path, model), weights={"test_grpo:not_a_number": 1.0})
+    with pytest.raises(UserError, match="test_grpo:not_a_number' returned nan"):
+        run_stage(context(tmp_path, model), weights={f"{__name__}:not_a_number": 1.0})
 
 
 def test_what_the_template_writes_of_the_answer_is_judged_with_it(tmp_path: Path) -> None:
@@ -250,7 +250,7 @@ def test_what_the_template_writes_of_the_answer_is_judged_with_it(tmp_path: Path
     )
     tiny_model(tokenizer).save_pretrained(tmp_path / "opening")
     tokenizer.save_pretrained(tmp_path / "opening")
-    weights = {"test_grpo:opened": 1.0, "tiny_grpo:letters": 1.0}
+    weights = {f"{__name__}:opened": 1.0, "tests.support.tiny_grpo:letters": 1.0}
     run_stage(context(tmp_path, tmp_path / "opening"), steps=1, weights=weights)
     rows = table(tmp_path, "rollouts")
     assert {row["reward_test_grpo:opened"] for row in rows} == {1.0}

@@ -188,9 +188,9 @@ def test_rewards_are_the_styles_own_unless_set() -> None:
     rewards, _ = checked_rewards(RewardsConfig(), Style.BOXED)
     assert [reward.__name__ for reward in rewards] == list(DEFAULT_WEIGHTS_BOXED)
     rewards, weights = checked_rewards(
-        RewardsConfig(weights={"tiny_grpo:letters": 0.5}), Style.TAGS
+        RewardsConfig(weights={"tests.support.tiny_grpo:letters": 0.5}), Style.TAGS
     )
-    assert (rewards[0].__name__, weights) == ("tiny_grpo:letters", [0.5])
+    assert (rewards[0].__name__, weights) == ("tests.support.tiny_grpo:letters", [0.5])
 
 
 def test_a_reward_must_return_one_finite_number_each() -> None:

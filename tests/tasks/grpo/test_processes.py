@@ -77,7 +77,7 @@ def test_two_processes_share_every_step_and_outlive_no_death(tmp_path: Path) -> 
         "processes": 2,
         "save_every": 2,
         "max_completion_tokens": 16,
-        "weights": {"test_processes:letters_or_death": 1.0},
+        "weights": {"tests.tasks.grpo.test_processes:letters_or_death": 1.0},
     }
     order = ctx.work_dir / DIE_AT
     order.write_text("4")
@@ -122,7 +122,7 @@ def test_what_the_processes_are_told_is_json_and_arrives_whole(tmp_path: Path) -
         ModelConfig(max_model_len=512),
         PromptConfig(),
         SamplerConfig(),
-        RewardsConfig(weights={"tiny_grpo:letters": 0.1}),
+        RewardsConfig(weights={"tests.support.tiny_grpo:letters": 0.1}),
         GrpoConfig(processes=2, vllm_server_device="1", learning_rate=3e-7),
         GuardConfig(),
         WandbConfig(),

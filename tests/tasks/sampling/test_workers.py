@@ -134,6 +134,7 @@ def command_line(pid: int) -> bytes:
 STAGE = """
 import sys
 from pathlib import Path
+sys.path.insert(0, ".")
 from tests.tasks.sampling.test_workers import QUESTIONS, TWO, sample, stage_context
 if __name__ == "__main__":
     sample(stage_context(Path(sys.argv[1]), "killed", QUESTIONS), TWO)

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import REPO
+
 pytestmark = pytest.mark.slow
 
-TESTS = Path(__file__).parent
 MOST_MIB = 250  # 200 were measured
 
 
 def growth(folder: Path, what: str) -> float:
     """MiB by which resident memory grows at most, from before the work to its end."""
-    command = [sys.executable, str(TESTS / "big_scores.py"), str(folder), "30000", "100", what]
+    command = [sys.executable, "-m", "tests.support.big_scores", str(folder), "30000", "100", what]
     done = subprocess.run(
-        command, cwd=TESTS.parent, capture_output=True, text=True, check=True,
-        env={"PYTHONPATH": str(TESTS.parent)},
+        command, cwd=REPO, capture_output=True, text=True, check=True,
+        env={"PYTHONPATH": str(REPO)},
     )  # fmt: skip
     if what == "write":
         return 0.0

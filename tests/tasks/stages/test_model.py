@@ -112,9 +112,9 @@ def test_a_limit_beyond_the_models_context_is_refused(tmp_path: Path, checkpoint
 
 def test_a_hub_that_cannot_be_reached_is_one_clear_line(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; sys.path.insert(0, 'tests')\n"
-        "from made_up import context\nfrom ratchet.config.run import ModelConfig\n"
-        "from ratchet.errors import UserError\nfrom tasks import model\n"
+        "import sys; from pathlib import Path; sys.path.insert(0, '.')\n"
+        "from tests.support.made_up import context\nfrom ratchet.config.run import ModelConfig\n"
+        "from ratchet.errors import UserError\nfrom tasks.stages import model\n"
         "try:\n    model.run(context(Path(sys.argv[1]), {}), model=ModelConfig(path='no/model'))\n"
         "except UserError as error:\n    print(error)"
     )

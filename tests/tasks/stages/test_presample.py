@@ -100,9 +100,9 @@ KILLED = """
 import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
-sys.path.insert(0, "tests")
-from tasks import sampling_progress
-from test_presample import run, stage_context
+sys.path.insert(0, ".")
+from tasks.sampling import progress as sampling_progress
+from tests.tasks.stages.test_presample import run, stage_context
 
 def kill_in_the_middle_of_the_second_shard(event):
     if event["event"] == "progress" and 12 < event["done"] < 24:

@@ -125,7 +125,7 @@ def test_several_processes_write_the_same_table(
     monkeypatch.setattr(stage, "num_processes", lambda total, style: 2)
     assert run(tmp_path / "b", rows) == alone
     with pytest.raises(UserError, match="returned nan: return a finite number"):
-        run(tmp_path / "c", rows, {"test_score:not_a_number": 1.0})
+        run(tmp_path / "c", rows, {"tests.tasks.stages.test_score:not_a_number": 1.0})
 
 
 def test_when_processes_are_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,5 +161,5 @@ def nan_reward(completions: list[str], **_: Any) -> list[float]:
 
 
 def test_a_reward_that_gives_nan_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="reward 'test_score:nan_reward' returned nan"):
-        run(tmp_path, [completion(PERFECT, 0)], {"test_score:nan_reward": 1.0})
+    with pytest.raises(UserError, match=f"reward '{__name__}:nan_reward' returned nan"):
+        run(tmp_path, [completion(PERFECT, 0)], {f"{__name__}:nan_reward": 1.0})

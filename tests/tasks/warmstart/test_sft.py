@@ -239,10 +239,8 @@ def test_offline_wandb_run_lies_in_the_runs_folder(tmp_path: Path) -> None:
 
 
 def test_killed_and_resumed_gives_the_same_weights_and_table(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("tiny_warmstart.py")
-    killed = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "killed"), "3"], check=False
-    )
+    command = [sys.executable, "-m", "tests.support.tiny_warmstart", str(tmp_path / "killed"), "3"]
+    killed = subprocess.run(command, cwd=REPO, check=False)
     assert killed.returncode == -9
     resumed_from: list[str] = []
     keep: Emit = lambda event: resumed_from.append(event.get("message", ""))  # noqa: E731
