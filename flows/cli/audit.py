@@ -35,7 +35,7 @@ def prepare_audit(
     request: cli_plan.Request, mode: Mode | None, *, server: bool, force: bool, command: str
 ) -> RunRecord:
     """Check an audit and write the record of its run. UserError where there is nothing to audit."""
-    store = cli_plan.open_store(request.store, new=True)
+    store = cli_plan.open_store(request.store)
     wanted = ["audit.preflight=true"]
     wanted += [] if mode is None else [f'audit.sync="{mode}"']
     wanted += ['audit.vllm_mode="server"'] if server else []

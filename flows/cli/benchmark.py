@@ -24,7 +24,7 @@ def prepare_benchmark(request: cli_plan.Request, *, force: bool, command: str) -
     """Check the settings and write the run's record. UserError where there is nothing to ask."""
     from ratchet.pipeline.dag import nodes
 
-    store = cli_plan.open_store(request.store, new=True)
+    store = cli_plan.open_store(request.store)
     config, previous = cli_plan.resolve(request, store)
     if all(node.name != BENCHMARK for node in nodes(config)):
         role = config.benchmark.role

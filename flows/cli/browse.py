@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ratchet.errors import UserError
-from ratchet.pipeline.request import open_store
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -44,6 +43,17 @@ def register(app: typer.Typer) -> None:
     app.command()(show)
     app.command()(lineage)
     app.command()(report)
+
+
+def open_store(path: Path) -> Store:
+    from ratchet.store.store import Store
+
+    if not path.is_dir():
+        raise UserError(
+            f"there is no store at {path.absolute()}: run from the project's folder, name it with "
+            "--store, or make one with `ratchet run --preset demo`"
+        )
+    return Store(path.absolute())
 
 
 def runs(

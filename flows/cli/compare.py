@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, JsonOption, StoreOption
+from flows.cli.browse import DEFAULT_STORE, JsonOption, StoreOption, open_store
 from ratchet.errors import UserError
-from ratchet.pipeline.request import open_store
 
 if TYPE_CHECKING:
     from rich.console import Console

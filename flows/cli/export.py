@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, StoreOption
+from flows.cli.browse import DEFAULT_STORE, StoreOption, open_store
 from ratchet.errors import UserError
-from ratchet.pipeline.request import open_store
 
 if TYPE_CHECKING:
     from ratchet.store.store import Artifact, Store

@@ -15,9 +15,8 @@ from typing import Annotated
 
 import typer
 
-from flows.cli.browse import DEFAULT_STORE, StoreOption
+from flows.cli.browse import DEFAULT_STORE, StoreOption, open_store
 from ratchet.errors import UserError
-from ratchet.pipeline.request import open_store
 
 
 def register(app: typer.Typer) -> None:

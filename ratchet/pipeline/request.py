@@ -29,17 +29,12 @@ class Request:
     store: Path
 
 
-def open_store(path: Path, *, new: bool = False) -> Store:
-    """The store in a folder; UserError where there is none, unless it may be `new`."""
+def open_store(path: Path) -> Store:
+    """The store in a folder that may not be there yet."""
     from ratchet.store.store import Store
 
     if path.exists() and not path.is_dir():
         raise UserError(f"--store {path} is a file: name a folder")
-    if not new and not path.exists():
-        raise UserError(
-            f"there is no store at {path.absolute()}: run from the project's folder, name it with "
-            "--store, or make one with `ratchet run --preset demo`"
-        )
     return Store(path.absolute())
 
 
@@ -177,7 +172,7 @@ def prepare(request: Request, targets: list[str], force: list[str], command: str
     from ratchet.pipeline.plan import make_plan
     from ratchet.store.runs import create_run
 
-    store = open_store(request.store, new=True)
+    store = open_store(request.store)
     config, previous = resolve(request, store)
     names = [node.name for name in force for node in nodes_named(config, name)]
     plan = make_plan(config, store, force=frozenset(names), previous=previous)
@@ -199,7 +194,7 @@ def prepare_stage(
     from ratchet.pipeline.plan import make_plan
     from ratchet.store.runs import create_run
 
-    store = open_store(request.store, new=True)
+    store = open_store(request.store)
     config, previous = resolve(request, store)
     assert previous is not None
     wanted = {node.name for node in nodes_named(config, stage_name)}
@@ -275,7 +270,7 @@ def show(request: Request, as_json: bool) -> None:
     from ratchet.evaluation.power import num_train
     from ratchet.pipeline.plan import make_plan
 
-    store = open_store(request.store, new=True)
+    store = open_store(request.store)
     config, previous = resolve(request, store)
     plan = make_plan(config, store, previous=previous)
     running = {planned.node.stage for planned in plan.nodes if planned.state == "run"}
