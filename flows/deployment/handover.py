@@ -22,7 +22,6 @@ from flows.pages.markdown import RUN_PATH
 from flows.server import server
 from ratchet.store.runs import RunStatus, load_run, run_folder
 from ratchet.store.store import Store
-from tasks.runtime.launch import EventFile
 
 EVENTS = "shown.jsonl"
 PROGRESS_SECONDS = 0.5
@@ -75,6 +74,25 @@ class Recorder:
         self._file.write(json.dumps(fields) + "\n")
 
 
+class _Reader:
+    """Reads whole lines from a file that grows, and that may not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+
+    def new(self) -> list[dict[str, Any]]:
+        """What was written since the last call."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            text = file.read()
+        whole = text[: text.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
 @contextmanager
 def _counting_ctrl_c() -> Iterator[list[int]]:
     """A list that grows with each Ctrl-C."""
@@ -106,7 +124,7 @@ def hand_over(conductor: Conductor, api_url: str, deployment: dict[str, Any]) ->
     """Have the deployment carry the run out and follow it; the exit code, or None when nobody
     started it."""
     run_id = conductor.record.run_id
-    reader = EventFile.from_now(events_file(conductor.store, run_id))
+    reader = _Reader(events_file(conductor.store, run_id))
     flow_run = server.post(
         f"{api_url}/deployments/{deployment['id']}/create_flow_run",
         {
@@ -125,7 +143,7 @@ class _Follower:
     """Shows a run that another process carries out."""
 
     def __init__(
-        self, conductor: Conductor, api_url: str, flow_run_id: str, reader: EventFile
+        self, conductor: Conductor, api_url: str, flow_run_id: str, reader: _Reader
     ) -> None:
         self._conductor = conductor
         self._api_url = api_url

@@ -6,9 +6,9 @@ Pure text from manifests. Local paths are blanked: a card is made to be publishe
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
-from ratchet.config.base import leaves
 from ratchet.config.run import PromptFormat
 from ratchet.prompts import parts
 from ratchet.store.lineage import Ancestry
@@ -51,6 +51,18 @@ def _blank(value: Any) -> Any:
     return "(local)" if isinstance(value, str) and value.startswith("/") else value
 
 
+def _flat(value: Any, path: str) -> Iterator[str]:
+    """'path = value' lines of nested configuration."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{path}.{index}")
+    else:
+        yield f"{path} = {json.dumps(value, ensure_ascii=False)}"
+
+
 def _every(item: Ancestry, seen: dict[str, Ancestry]) -> dict[str, Ancestry]:
     """An ancestry as a list by key, ancestors first."""
     for parent in item.parents:
@@ -80,11 +92,7 @@ def _recipe(tree: Ancestry) -> list[str]:
     for item in _every(tree, {}).values():
         if item.manifest is not None:
             sections |= item.manifest.config
-    lines = [
-        f"{path} = {json.dumps(value, ensure_ascii=False)}"
-        for path, value in leaves(_blank(sections))
-        if value is not None
-    ]
+    lines = [line for line in _flat(_blank(sections), "") if not line.endswith(" = null")]
     return ["```", *lines, "```"]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ratchet.config.base import leaves
 from ratchet.config.run import RunConfig
 from ratchet.pipeline.dag import STAGES, Node, ancestors, nodes
 from ratchet.store.code import code_version
@@ -93,9 +92,19 @@ def _without_local_paths(value: Any) -> Any:
     return value
 
 
+def _flat(value: Any, path: str = "") -> dict[str, Any]:
+    """Leaves of nested dicts by dotted path."""
+    if not isinstance(value, dict) or not value:
+        return {path: value}
+    found: dict[str, Any] = {}
+    for name, inner in value.items():
+        found.update(_flat(inner, f"{path}.{name}" if path else name))
+    return found
+
+
 def changes(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """What differs between two configurations: 'filter.keep_below: 1.0 → 0.9'."""
-    before, after = dict(leaves(old)), dict(leaves(new))
+    before, after = _flat(old), _flat(new)
     return [
         f"{path}: {before.get(path, 'unset')} → {after.get(path, 'unset')}"
         for path in sorted(before.keys() | after.keys())

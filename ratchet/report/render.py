@@ -7,10 +7,10 @@ hold. Only our own SVG and style sheet are put in as they are. Nothing is loaded
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from ratchet.config.base import leaves
 from ratchet.diagnostics.format_words import places_in_short
 from ratchet.evaluation.power import foresight
 from ratchet.evaluation.verdict import direction
@@ -140,6 +140,18 @@ def stage_rows(data: Gathered) -> list[Row]:
     ]
 
 
+def _flat(value: Any, path: str = "") -> Iterator[str]:
+    """'section.field = value' lines of nested configuration."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _flat(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for index, inner in enumerate(value):
+            yield from _flat(inner, f"{path}[{index}]")
+    else:
+        yield f"{path} = {json.dumps(value, ensure_ascii=False)}"
+
+
 def arm_class(data: Gathered, arm: str) -> str:
     """The style sheet's class of an arm, whose colour is that of the figures."""
     return VARIABLES[colour_of(arm, data.arms)].removeprefix("--arm-")
@@ -151,14 +163,10 @@ def foreseen(data: Gathered) -> list[str]:
     return foresight(counts, data.confidence)
 
 
-def _setting(path: str, value: Any) -> str:
-    return f"{path} = {json.dumps(value, ensure_ascii=False)}"
-
-
 def configs(data: Gathered) -> list[tuple[str, str]]:
     """(node, its resolved configuration as text)."""
     return [
-        (node, "\n".join(_setting(*leaf) for leaf in leaves(manifest.config)))
+        (node, "\n".join(_flat(manifest.config)))
         for node, manifest in data.manifests.items()
         if manifest.config
     ]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from flows.deployment.handover import Recorder, _Follower, events_file, find_serving
+from flows.deployment.handover import Recorder, _Follower, _Reader, events_file, find_serving
 from flows.deployment.serve import served_from
 from flows.execution.executor import Conductor
 from flows.execution.terminal import Display
@@ -22,7 +22,6 @@ from flows.server import server
 from ratchet.errors import UserError
 from ratchet.store.runs import NodeState, RunStatus, carrying_out, load_run, update_run
 from ratchet.store.store import Store
-from tasks.runtime.launch import EventFile
 from tests.support.recorded_run import record
 
 
@@ -103,7 +102,7 @@ def test_the_terminal_shows_what_the_runs_process_recorded(tmp_path: Path) -> No
     path.write_text('{"call": "line", "text": "of an earlier attempt"}\n')
     shown = io.StringIO()
     display = Display(["model"], Console(file=shown, width=100))
-    reader = EventFile.from_now(path)
+    reader = _Reader(path)
     recorder = Recorder(path)
     recorder.begin("model")
     recorder.update({"event": "log", "message": "looking"})
@@ -140,6 +139,6 @@ def test_a_run_whose_process_died_ends_the_following_even_without_a_server(tmp_p
     )
     shown = io.StringIO()
     conductor = Conductor(store, found.run_id, Display(["model"], Console(file=shown, width=100)))
-    reader = EventFile.from_now(events_file(store, found.run_id))
+    reader = _Reader(events_file(store, found.run_id))
     assert _Follower(conductor, "http://127.0.0.1:9/api", "x", reader).follow() == 1
     assert "its process died in 'model'; the same command continues there" in shown.getvalue()

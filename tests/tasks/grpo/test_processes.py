@@ -27,7 +27,7 @@ from ratchet.rollouts.training_log import StepRecords
 from ratchet.store.schemas import read_table
 from tasks.grpo.data import training_order
 from tasks.grpo.process import FAILURE, Failure, Task
-from tasks.grpo.processes import failure
+from tasks.grpo.processes import Events, failure
 from tasks.grpo.sections import Sections
 from tasks.runtime.supervisor import descendants
 from tests.support.tiny_grpo import GROUP_SIZE, NUM_QUESTIONS, SEEDLING, context, letters, run_stage
@@ -160,6 +160,16 @@ def test_a_mistake_is_told_before_a_kill_and_a_kill_before_a_lost_connection(
     assert isinstance(told, UserError)
     assert str(told) == "reward 'a' returned nan"
     assert Failure.read(tmp_path / FAILURE.format(1)).rank == 1
+
+
+def test_events_are_told_once_and_whole(tmp_path: Path) -> None:
+    events = Events(tmp_path / "events")
+    assert list(events.new()) == []
+    events.path.write_text('{"a": 1}\n{"b"')
+    assert list(events.new()) == [{"a": 1}]
+    events.path.write_text('{"a": 1}\n{"b": 2}\n')
+    assert list(events.new()) == [{"b": 2}]
+    assert list(events.new()) == []
 
 
 @pytest.mark.parametrize(
