@@ -57,11 +57,11 @@ def plain() -> Any:
     """TRL's trainer with our prompts and seeds, taking what `build_trainer` gives to ours."""
     from trl import GRPOTrainer
 
-    from tasks.grpo.trainer import step_seed
+    from tasks.training.seeds import step_seed
 
     class PlainTrainer(GRPOTrainer):
         def __init__(self, *, prompts: Any, **kwargs: Any) -> None:
-            for ours in ("style", "records", "oversight", "on_step", "refill_rounds"):
+            for ours in ("style", "training_log", "drift_guard", "refill_rounds", "callbacks"):
                 kwargs.pop(ours)
             self.prompts = prompts
             super().__init__(**kwargs)
@@ -93,10 +93,9 @@ def serve(kind: str, steps: int, engine: str, folder: Path) -> None:
         SamplerConfig,
         WandbConfig,
     )
-    from ratchet.rollouts.training_log import StepRecords
+    from ratchet.rollouts.training_log import TrainingLog
     from tasks.grpo import build
     from tasks.grpo.data import build_prompts, rl_questions
-    from tasks.grpo.progress import Watch
     from tasks.models.checkpoints import load_tokenizer
     from tests.support.tiny_grpo import SEEDLING, context
 
@@ -125,9 +124,8 @@ def serve(kind: str, steps: int, engine: str, folder: Path) -> None:
     prompts = build_prompts(
         rl_questions(ctx.inputs), tokenizer, sections.prompt, enable_thinking=False
     )
-    records = StepRecords(ctx.work_dir / "steps")
-    watch = Watch(ctx, steps, records, sections.as_json(), None)
-    trainer = build.build_trainer(ctx, sections, tokenizer, prompts, records, watch)
+    training_log = TrainingLog(ctx.work_dir / "steps")
+    trainer = build.build_trainer(ctx, sections, tokenizer, prompts, training_log)
     trainer.add_callback(turns())
     trainer.train()
     if trainer.use_vllm:

@@ -22,7 +22,7 @@ METRICS = "metrics"
 ROLLOUTS = "rollouts"
 
 
-class StepRecords:
+class TrainingLog:
     """Metrics and rollouts of a training run, by optimizer step (from 1)."""
 
     def __init__(self, folder: Path) -> None:

@@ -17,7 +17,7 @@ from ratchet.diagnostics.doctor import Case
 from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF
 from ratchet.rewards.functions import default_weights
-from ratchet.rollouts.training_log import StepRecords
+from ratchet.rollouts.training_log import TrainingLog
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -163,14 +163,14 @@ def _finished(store: Store, artifact: Artifact) -> Training:
 def _under_way(
     run_id: str, folder: Path, config: Mapping[str, Any], questions: Artifact | None
 ) -> Training:
-    records = StepRecords(folder)
-    metrics = records.metrics()
+    log = TrainingLog(folder)
+    metrics = log.metrics()
     if not metrics:
         raise UserError(f"run {run_id} has not finished its first training step yet")
     return Training(
         label=f"{run_id} (training)",
         metrics=metrics,
-        rollouts=records.rollouts(),
+        rollouts=log.rollouts(),
         config=config,
         adapter=None,
         questions=questions,

@@ -23,12 +23,11 @@ from typing import Any
 
 from ratchet.config.run import ModelConfig, PresampleConfig, PromptConfig, SamplerConfig
 from ratchet.errors import EXIT_USER_ERROR, UserError
-from ratchet.resources.device import device_description
 from ratchet.store.lock import hold
 from ratchet.store.store import Artifact, Store
 from tasks.models.checkpoints import load_tokenizer
 from tasks.runtime.context import StageContext
-from tasks.runtime.manifests import package_versions
+from tasks.runtime.manifests import device_description, package_versions
 from tasks.runtime.worker import Emit, redirect_output, set_environment
 from tasks.sampling.engines import Sample
 from tasks.sampling.shards import Shard, ShardStore, plan_shards, render

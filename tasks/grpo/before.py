@@ -12,7 +12,7 @@ from ratchet.resources.device import find_device, visible_gpus
 from ratchet.resources.memory import Sampling
 from ratchet.resources.memory_check import Fit, Wanted, judge, vllm_shortage
 from ratchet.store.store import Artifact
-from tasks.grpo.sections import Sections
+from tasks.grpo.settings import Sections
 from tasks.models.checkpoints import model_location
 from tasks.runtime.context import StageContext
 

@@ -1,37 +1,43 @@
-"""Making the trainer of a GRPO run: model, rewards, data, settings and generation backend."""
+"""Making the trainer of a GRPO run: model, rewards, data, settings and sampler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from accelerate import PartialState
 from transformers import GenerationConfig, PreTrainedTokenizerBase, PrinterCallback
+from trl.trainer import grpo_trainer
 
+from ratchet.config.run import Dtype, GrpoConfig, SamplerConfig
 from ratchet.diagnostics.drift import Guard
+from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF
-from ratchet.rollouts.training_log import StepRecords
-from tasks.grpo.backend import check_backend, sampling_backend
-from tasks.grpo.budget import TokenBudget
+from ratchet.rewards.checked import checked_rewards
+from ratchet.rollouts.training_log import TrainingLog
+from tasks.grpo.callbacks import TokenBudget, TrainingLogCallback
 from tasks.grpo.data import Prompts
-from tasks.grpo.dev import DevCheck
-from tasks.grpo.halt import Oversight
-from tasks.grpo.rewards import checked_rewards
-from tasks.grpo.sections import Sections
+from tasks.grpo.drift_guard import DriftGuardCallback
 from tasks.grpo.settings import (
+    Sections,
     attention,
     generation_batches,
+    resolved_sync,
     training_dtype,
     trl_config,
 )
-from tasks.grpo.trainer import Logged, RolloutTrainer
-from tasks.models.checkpoints import load_model, model_context, model_location, stop_token_ids
+from tasks.grpo.trainer import RolloutTrainer
+from tasks.models.checkpoints import load_model
 from tasks.models.lora import lora_config
 from tasks.runtime.context import StageContext
 from tasks.sampling.engines.base import EngineSpec
-from tasks.sampling.engines.opening import context_for
-from tasks.training.dev_check import DevQuestions, best_step
-from tasks.training.resume import CheckpointKeeper
+from tasks.sampling.engines.opening import engine_spec
+from tasks.training.arguments import training_folder
+from tasks.training.dev_check import DevCheckCallback, Exam
+from tasks.training.resume import CheckpointKeeper, newest_checkpoint, step_of
+from tasks.training.seeds import step_seed
+from tasks.training.vllm import adapters_folder, colocated_backend
 from tasks.training.wandb_run import report_to
 
 
@@ -40,24 +46,20 @@ def build_trainer(
     sections: Sections,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Prompts,
-    records: StepRecords,
-    on_step: Callable[[int, Logged], None],
-    dev: DevQuestions | None = None,
+    training_log: TrainingLog,
+    exam: Exam | None = None,
 ) -> RolloutTrainer:
-    """The trainer; UserError for settings or prompts that can't be trained with. `on_step` is
-    called after each optimizer step."""
+    """The trainer; UserError for settings or prompts that can't be trained with. `exam` holds the
+    dev questions."""
     grpo, dtype = sections.grpo, sections.model.dtype
+    use_vllm = sections.sampler.engine == "vllm"
     check_backend(grpo, sections.sampler, dtype)
     style = STYLE_OF[sections.prompt.format]
-    rewards, weights = checked_rewards(sections.rewards, style)
+    rewards, weights = checked_rewards(sections.rewards.weights, style)
     policy = load_model(
         ctx.inputs["model"], dtype=training_dtype(grpo, dtype), attention=attention(dtype)
     )
-    longest = max([prompts.longest, *([] if dev is None else map(len, dev.prompts))])
-    spec = _engine_spec(ctx, sections, tokenizer, longest)
-    # The budget comes first: a step that spends it is saved, and what is saved is checked.
-    budget: list[TokenBudget] = [] if grpo.max_tokens is None else [TokenBudget(grpo.max_tokens)]
-    check = [] if dev is None else [DevCheck(dev, spec)]
+    spec = _engine_spec(ctx, sections, tokenizer, prompts, exam)
     # Sampling defaults of the model must not leak into training, and what ends a completion must
     # be what ended it when the questions were sampled.
     policy.generation_config = GenerationConfig(
@@ -66,39 +68,41 @@ def build_trainer(
     config = trl_config(
         grpo,
         spec,
-        folder=ctx.work_dir / "training",
+        folder=training_folder(ctx),
         seed=ctx.seed,
         num_processes=PartialState().num_processes,
-        use_vllm=sections.sampler.engine == "vllm",
+        use_vllm=use_vllm,
         max_completion_tokens=sections.sampler.max_completion_tokens,
         reward_weights=weights,
         report_to=report_to(sections.wandb),
     )
+    adapter = lora_config(grpo.lora)
+    # The budget comes first: a step that spends it is saved, and what is saved is checked.
+    budget = [] if grpo.max_tokens is None else [TokenBudget(grpo.max_tokens)]
+    check = [] if exam is None else [DevCheckCallback(ctx.log, exam, spec, by_engine=use_vllm)]
+    telling = TrainingLogCallback(
+        ctx, training_log, sections.as_json(), None if adapter is None else adapter.to_dict()
+    )
     count = generation_batches(grpo) * grpo.prompts_per_step
-    with sampling_backend(ctx, grpo, sections.sampler, spec, dtype, Path(config.output_dir)):
+    with sampling_backend(ctx, grpo, sections.sampler, spec, dtype):
         trainer = RolloutTrainer(
             prompts=prompts,
             style=style,
-            records=records,
-            oversight=Oversight(sections.guard, Guard(sections.guard, dtype), ctx.log),
-            on_step=on_step,
+            training_log=training_log,
+            drift_guard=DriftGuardCallback(sections.guard, Guard(sections.guard, dtype), ctx.log),
             refill_rounds=grpo.refill_rounds,
             model=policy,
             reward_funcs=rewards,
             args=config,
             train_dataset=prompts.ordered(count, ctx.seed),
             processing_class=tokenizer,
-            peft_config=lora_config(grpo.lora),
-            callbacks=[
-                *budget,
-                *check,
-                CheckpointKeeper(grpo.keep_checkpoints, lambda: best_step(records.metrics())),
-            ],
+            peft_config=adapter,
+            callbacks=[*budget, *check, telling, CheckpointKeeper(grpo.keep_checkpoints)],
         )
-    for part in budget:
-        part.trainer = trainer
-    for one in check:
-        one.trainer = trainer
+    for spending in budget:
+        spending.trainer = trainer
+    for checking in check:
+        checking.trainer = trainer
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -107,19 +111,77 @@ def _engine_spec(
     ctx: StageContext,
     sections: Sections,
     tokenizer: PreTrainedTokenizerBase,
-    longest: int,
+    prompts: Prompts,
+    exam: Exam | None,
 ) -> EngineSpec:
     """How the policy is sampled; UserError when its context can't hold prompt and completion."""
-    start, sampler, grpo = ctx.inputs["model"], sections.sampler, sections.grpo
+    grpo = sections.grpo
+    spec = engine_spec(
+        ctx.inputs["model"],
+        tokenizer,
+        model_config=sections.model,
+        sampler=sections.sampler,
+        max_prompt_tokens=max([prompts.longest, *([] if exam is None else map(len, exam.prompts))]),
+    )
     engines = 1 if grpo.vllm_mode == "server" else PartialState().num_processes
-    return EngineSpec(
-        location=model_location(start),
-        tokenizer=tokenizer,
-        stop_ids=stop_token_ids(start, tokenizer),
-        dtype=sections.model.dtype,
-        max_model_len=context_for(
-            model_context(start), sections.model, longest + sampler.max_completion_tokens
-        ),
-        max_num_seqs=min(sampler.max_num_seqs, grpo.prompts_per_step * grpo.group_size // engines),
+    most = grpo.prompts_per_step * grpo.group_size // engines
+    return replace(
+        spec,
+        max_num_seqs=min(spec.max_num_seqs, most),
         gpu_memory_utilization=grpo.vllm_memory_utilization,
     )
+
+
+def check_backend(grpo: GrpoConfig, sampler: SamplerConfig, dtype: Dtype) -> None:
+    """UserError for settings that the sampler can't take, before anything is loaded."""
+    if sampler.engine != "vllm":
+        if grpo.vllm_mode == "server":
+            raise UserError(
+                "grpo.vllm_mode = 'server' needs vLLM, which is not what this run samples with: "
+                "install it or set sampler.engine = 'vllm', or leave grpo.vllm_mode out"
+            )
+        return
+    from tasks.sync.engine import engine_rank
+    from tasks.sync.server_generation import check_nccl_devices
+
+    if resolved_sync(grpo, dtype) == "adapter":
+        engine_rank(grpo.lora.r)
+    elif grpo.vllm_mode == "server":
+        check_nccl_devices(grpo.vllm_server_device, PartialState().num_processes)
+
+
+def sampling_backend(
+    ctx: StageContext, grpo: GrpoConfig, sampler: SamplerConfig, spec: EngineSpec, dtype: Dtype
+) -> AbstractContextManager[None]:
+    """What puts our vLLM backend into the trainer that is made inside; nothing to be put there when
+    the trainer samples by itself."""
+    if sampler.engine != "vllm":
+        return nullcontext()
+    adapter = grpo.lora if resolved_sync(grpo, dtype) == "adapter" else None
+    if grpo.vllm_mode == "colocate":
+        return colocated_backend(ctx, spec, adapter, grpo_trainer)
+    from tasks.sync import server_generation
+    from tasks.sync.engine import engine_rank
+    from tasks.sync.server import ServerSettings
+    from tasks.sync.versioned import sampled_by
+
+    return sampled_by(
+        server_generation.ServerMergedGeneration
+        if adapter is None
+        else server_generation.ServerAdapterGeneration,
+        ServerSettings(
+            spec=spec,
+            seed=server_seed(ctx.seed, training_folder(ctx)),
+            lora_rank=None if adapter is None else engine_rank(adapter.r),
+            folder=adapters_folder(ctx),
+            device=grpo.vllm_server_device,
+            log_file=ctx.work_dir / "vllm-server.log",
+            log=ctx.log,
+        ),
+    )
+
+
+def server_seed(seed: int, folder: Path) -> int:
+    """Seed of a server, from the run's and the step that it starts at: a continued run doesn't draw
+    the random numbers of its first steps again."""
+    return step_seed(seed, step_of(newest_checkpoint(folder)), rank=0)

@@ -7,7 +7,6 @@ depends on the seed and s alone, also after a resume.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from ratchet.config.run import PromptConfig
 from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF, answer_start, prompt_ids, prompt_text
 from ratchet.store.store import Artifact
+from tasks.training.seeds import training_order
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -83,14 +83,3 @@ def build_prompts(
         )
         rows.append({"prompt": text, **question, "style": STYLE_OF[prompt.format].value})
     return Prompts(rows, ids)
-
-
-def training_order(num_questions: int, count: int, seed: int) -> list[int]:
-    """`count` indices of questions: shuffled passes, each over all of them."""
-    order: list[int] = []
-    draw = random.Random(seed)
-    while len(order) < count:
-        one_pass = list(range(num_questions))
-        draw.shuffle(one_pass)
-        order += one_pass
-    return order[:count]

@@ -8,14 +8,12 @@ once more in evaluation mode, which would show dropout.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from trl import GRPOTrainer
 
 from tasks.audit.diagnosis import Diagnosis, Gap, Gaps, diagnose
-
-if TYPE_CHECKING:
-    from tasks.grpo.trainer import RolloutTrainer
 
 NUM_READ = 8
 """Completions that are read again."""
@@ -23,8 +21,8 @@ BATCH = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
 """What of a scored batch the model reads."""
 
 
-def look(
-    trainer: RolloutTrainer,
+def diagnose_drift(
+    trainer: GRPOTrainer,
     scored: dict[str, Any] | None,
     surprise: tuple[float, float] | None,
     rounding: float,
@@ -57,7 +55,7 @@ def _gap(one: torch.Tensor, other: torch.Tensor) -> Gap:
     return Gap(float(difference.mean()), float(difference.max()))
 
 
-def _read_again(trainer: RolloutTrainer, scored: dict[str, Any]) -> torch.Tensor:
+def _read_again(trainer: GRPOTrainer, scored: dict[str, Any]) -> torch.Tensor:
     """Log-probabilities of the first completions' tokens, one after the other, as the sampler
     gives them when it reads them."""
     prompts, texts = [], []
@@ -75,7 +73,7 @@ def _read_again(trainer: RolloutTrainer, scored: dict[str, Any]) -> torch.Tensor
     return torch.tensor(values)
 
 
-def _in_eval_mode(trainer: RolloutTrainer, scored: dict[str, Any]) -> torch.Tensor:
+def _in_eval_mode(trainer: GRPOTrainer, scored: dict[str, Any]) -> torch.Tensor:
     """The trainer's log-probabilities of the first completions in evaluation mode."""
     batch = {name: scored[name][:NUM_READ] for name in BATCH}
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)

@@ -74,8 +74,8 @@ def _joined(one: Any, other: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class Refilled:
-    """A batch after refilling."""
+class DynamicBatch:
+    """A batch after its dead groups were replaced."""
 
     batch: Draw
     first: Rollout
@@ -85,7 +85,7 @@ class Refilled:
     num_rounds: int
 
     def figures(self) -> dict[str, float]:
-        """What the refilling cost and brought."""
+        """What dynamic sampling cost and brought."""
         return {
             "refill_rounds": float(self.num_rounds),
             "refill_tokens": float(sum(rollout.num_tokens for rollout in self.discarded)),
@@ -93,14 +93,14 @@ class Refilled:
         }
 
 
-def refill(
+def replace_dead_groups(
     first: Draw,
     sample: Callable[[Inputs, int], Draw],
     questions: Inputs,
     *,
     max_rounds: int,
     seed: str,
-) -> Refilled:
+) -> DynamicBatch:
     """Replace the dead groups of `first`.
 
     `sample(inputs, round)` samples whole groups; `questions` are the rows of all RL questions.
@@ -123,4 +123,4 @@ def refill(
         discarded.append(batch.groups(sorted(replaced)).rollout)
         kept = [group for group in range(len(live)) if group not in replaced]
         batch = batch.groups(kept) + fresh
-    return Refilled(batch, first.rollout, tuple(discarded), rounds)
+    return DynamicBatch(batch, first.rollout, tuple(discarded), rounds)

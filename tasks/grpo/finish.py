@@ -1,27 +1,18 @@
-"""The end of a GRPO run: one full model on disk that says what the trained policy said.
-
-An adapter is merged in float32 (a merge in bfloat16 would round the sum twice) and the result is
-cast to the run's dtype. The checkpoint is then loaded again and compared on completions of the
-last step.
-"""
+"""The end of a GRPO run: the policy and the tables are written, and what came out is summed up."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
-from peft import PeftModel
-from transformers import PreTrainedTokenizerBase
-
-from ratchet.config.run import Dtype
-from tasks.grpo.settings import attention
-from tasks.models.checkpoints import save_checkpoint
-from tasks.models.reload_check import ReloadCheck, compare_reloaded, fixed_logprobs
-from tasks.sync.adapter import save_adapter
+from ratchet.config.run import GrpoConfig
+from tasks.grpo.settings import Sections, attention
+from tasks.grpo.train import Trained
+from tasks.grpo.trainer import RolloutTrainer
+from tasks.runtime.context import StageContext, StageResult
 from tasks.training.dev_check import chosen_words, dev_summary
+from tasks.training.policy import best_policy, save_policy
 
 NUM_FIXED_TEXTS = 8
 """Completions compared before saving and after loading."""
@@ -29,28 +20,45 @@ EDGE_SHARE = 0.1
 """Share of the steps that 'first' and 'last' figures average."""
 
 
-def save_policy(
-    trained: Any,
-    tokenizer: PreTrainedTokenizerBase,
-    out_dir: Path,
-    texts: Sequence[str],
-    *,
-    dtype: Dtype,
-) -> ReloadCheck:
-    """Write `checkpoint/` in `dtype` and, with LoRA, `adapter/`; reload and compare on `texts`.
-
-    RuntimeError when the reloaded checkpoint isn't the trained model.
-    """
-    before = fixed_logprobs(trained, tokenizer, texts)
-    device = trained.device
-    if isinstance(trained, PeftModel):
-        save_adapter(trained, out_dir / "adapter")
-        trained = trained.float().merge_and_unload()
-    folder = out_dir / "checkpoint"
-    save_checkpoint(trained.to(getattr(torch, dtype)), tokenizer, folder)
-    return compare_reloaded(
-        before, folder, texts, dtype=dtype, attention=attention(dtype), device=device
+def finish(ctx: StageContext, sections: Sections, trained: Trained) -> StageResult:
+    """Write what training made; called in the first process that trained."""
+    trainer, training_log, dtype = trained.trainer, trained.training_log, sections.model.dtype
+    rows, rollouts = training_log.metrics(), training_log.rollouts()
+    last = training_log.rollouts_of(rollouts.column("step")[-1].as_py())[:NUM_FIXED_TEXTS]
+    check = save_policy(
+        best_policy(trainer, rows, ctx.log),
+        trained.tokenizer,
+        ctx.out_dir,
+        [row["prompt"] + row["completion"] for row in last],
+        dtype=dtype,
+        attention=attention(dtype),
     )
+    ctx.write_table("metrics", rows)
+    ctx.write_table("rollouts", rollouts)
+    num_tokens = sum(rollouts.column("num_tokens").to_pylist())
+    summary = {
+        "num_questions": trained.num_questions,
+        "engine": sections.sampler.engine,
+        **summarise(rows, num_tokens),
+        **check.summary(),
+        "drift_warnings": trainer.drift_guard.guard.num_warnings,
+    }
+    return StageResult(
+        summary=summary,
+        markdown=markdown(summary),
+        sampled_tokens=num_tokens,
+        device_seconds=summary["train_seconds"] * num_devices(sections.grpo, trainer),
+        wandb_run=trained.wandb_place,
+    )
+
+
+def num_devices(grpo: GrpoConfig, trainer: RolloutTrainer) -> int:
+    """Devices that training keeps: a GPU for each process and for a server on one of its own;
+    processes on a CPU share it."""
+    if trainer.accelerator.device.type != "cuda":
+        return 1
+    apart = trainer.use_vllm and grpo.vllm_mode == "server" and grpo.vllm_server_device is not None
+    return trainer.accelerator.num_processes + apart
 
 
 def edge_means(rows: Sequence[dict[str, Any]], name: str) -> tuple[float | None, float | None]:

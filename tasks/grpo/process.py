@@ -17,11 +17,16 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
+from accelerate import PartialState
+
 from ratchet.config.run import WandbConfig
 from ratchet.errors import EXIT_USER_ERROR, UserError
 from ratchet.store.manifest import Record
 from ratchet.store.store import Artifact, Store, write_durably
-from tasks.grpo.sections import Sections
+from tasks.grpo.finish import finish
+from tasks.grpo.settings import Sections
+from tasks.grpo.train import prepare, train
 from tasks.runtime.context import StageContext
 
 TASK = "task.json"
@@ -113,9 +118,6 @@ def _emitter(folder: Path, rank: int) -> Callable[[dict[str, Any]], None]:
 def _meet(folder: Path, rank: int) -> None:
     """Connect to the other processes; the trainer takes the connection over. They find each other
     in a file: PyTorch's store by TCP would listen to the whole network."""
-    import torch
-    from accelerate import PartialState
-
     count = int(os.environ["WORLD_SIZE"])
     on_gpu = torch.cuda.is_available()
     if on_gpu:
@@ -132,8 +134,6 @@ def _meet(folder: Path, rank: int) -> None:
 
 
 def _train(folder: Path, rank: int) -> None:
-    from tasks.stages.grpo import prepare, train
-
     _meet(folder, rank)
     task = Task.model_validate_json((folder / TASK).read_text(encoding="utf-8"))
     sections = task.sections
@@ -141,9 +141,9 @@ def _train(folder: Path, rank: int) -> None:
         sections = replace(sections, wandb=WandbConfig(mode="disabled"))
     ctx = task.context(_emitter(folder, rank))
     os.chdir(ctx.work_dir)
-    result = train(ctx, sections, *prepare(ctx, sections))
-    if result is not None:
-        write_durably(folder / RESULT, json.dumps(asdict(result)))
+    trained = train(ctx, sections, *prepare(ctx, sections))
+    if rank == 0:
+        write_durably(folder / RESULT, json.dumps(asdict(finish(ctx, sections, trained))))
 
 
 def main(folder: Path) -> int:

@@ -32,7 +32,7 @@ from ratchet.errors import UserError
 from ratchet.store.store import write_durably
 from tasks.grpo import process
 from tasks.grpo.process import EVENTS, FAILURE, RESULT, TASK, Failure, Task
-from tasks.grpo.sections import Sections
+from tasks.grpo.settings import Sections
 from tasks.runtime.context import StageContext, StageResult
 from tasks.runtime.supervisor import Supervised
 

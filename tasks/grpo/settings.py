@@ -1,4 +1,4 @@
-"""How the run's settings become TRL's.
+"""The configuration sections of the GRPO stage, and how they become TRL's settings.
 
 Number formats: with LoRA the base weights are held in the run's dtype, as the sampler holds them,
 and the adapter in float32. Full fine-tuning in bfloat16 keeps float32 master weights and runs
@@ -10,17 +10,48 @@ padded batches.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from trl import GRPOConfig as TrlGrpoConfig
 
-from ratchet.config.run import Dtype, GrpoConfig
+from ratchet.config.run import (
+    Dtype,
+    GrpoConfig,
+    GuardConfig,
+    ModelConfig,
+    PromptConfig,
+    RewardsConfig,
+    SamplerConfig,
+    WandbConfig,
+)
 from ratchet.errors import UserError
 from tasks.sampling.engines.base import EngineSpec
+from tasks.training.arguments import common_arguments
+from tasks.training.vllm import vllm_arguments
 
 Sync = Literal["adapter", "merged"]
+
+
+@dataclass(frozen=True)
+class Sections:
+    """What the stage is given."""
+
+    model: ModelConfig
+    prompt: PromptConfig
+    sampler: SamplerConfig
+    rewards: RewardsConfig
+    grpo: GrpoConfig
+    guard: GuardConfig
+    wandb: WandbConfig
+
+    def as_json(self) -> dict[str, Any]:
+        """The sections by name, as JSON values."""
+        return {
+            field.name: getattr(self, field.name).model_dump(mode="json") for field in fields(self)
+        }
 
 
 def resolved_sync(grpo: GrpoConfig, dtype: Dtype) -> Sync:
@@ -78,27 +109,20 @@ def trl_config(
     report_to: list[str],
 ) -> TrlGrpoConfig:
     """TRL's configuration; every optimizer step uses `prompts_per_step` groups."""
-    on_gpu = torch.cuda.is_available()
     # A checkpoint between two passes over one batch would lose the batch.
     save_steps = math.ceil(grpo.save_every / grpo.num_iterations) * grpo.num_iterations
-    extra: dict[str, Any] = {}
-    if use_vllm:
-        in_server = grpo.vllm_mode == "server"
-        extra = {
-            "use_vllm": True,
-            "vllm_mode": grpo.vllm_mode,
-            "vllm_gpu_memory_utilization": spec.gpu_memory_utilization,
-            "vllm_max_model_length": spec.max_model_len,
-            # The engine stops at the tokens the trainer stops at. Text is made by the trainer; a
-            # server has no tokenizer to begin with.
-            "generation_kwargs": {"stop_token_ids": list(spec.stop_ids)}
-            | ({} if in_server else {"detokenize": False}),
-        }
+    common = common_arguments(
+        grpo,
+        folder=folder,
+        seed=seed,
+        num_steps=grpo.steps,
+        accumulation_steps=accumulation_steps(grpo, num_processes),
+        save_steps=save_steps,
+        autocast=spec.dtype == "bfloat16" and not grpo.lora.enabled,
+        report_to=report_to,
+    )
     config = TrlGrpoConfig(
-        output_dir=str(folder),
-        max_steps=grpo.steps,
-        per_device_train_batch_size=grpo.micro_batch_size,
-        gradient_accumulation_steps=accumulation_steps(grpo, num_processes),
+        **common,
         num_generations=grpo.group_size,
         max_completion_length=max_completion_tokens,
         temperature=grpo.temperature,
@@ -106,9 +130,7 @@ def trl_config(
         top_k=0,
         min_p=None,
         repetition_penalty=1.0,
-        learning_rate=grpo.learning_rate,
         lr_scheduler_type="constant",
-        max_grad_norm=grpo.max_grad_norm,
         reward_weights=reward_weights,
         beta=grpo.beta,
         loss_type=grpo.loss_type,
@@ -119,20 +141,9 @@ def trl_config(
         num_iterations=grpo.num_iterations,
         disable_dropout=True,
         shuffle_dataset=False,
-        seed=seed,
-        bf16=spec.dtype == "bfloat16" and not grpo.lora.enabled,
-        use_cpu=not on_gpu,
-        # Costs a fifth of the time for much of the memory: not wanted where memory is plenty.
-        gradient_checkpointing=on_gpu,
         ddp_find_unused_parameters=False,  # every step trains all that is trained
-        logging_steps=1,
-        logging_nan_inf_filter=False,
-        save_strategy="steps",
-        save_steps=save_steps,
-        report_to=report_to,
-        disable_tqdm=True,
-        **extra,
+        **(vllm_arguments(spec, grpo.vllm_mode) if use_vllm else {}),
     )
-    if not on_gpu:  # one of several processes has 'cpu:1' or so, onto which no checkpoint loads
+    if config.use_cpu:  # one of several processes has 'cpu:1' or so, onto which no checkpoint loads
         config._setup_devices = torch.device("cpu")
     return config

@@ -9,8 +9,8 @@ What is added, and why a subclass is needed for it:
 * Every completion is verified and kept, with its rewards, advantage and policy version; the
   figures to watch are added to what TRL logs, once per optimizer step.
 * Groups without reward variance can be replaced before the gradient step
-(`tasks.grpo.dynamic_sampling`). * Every batch passes the drift guard before it is trained on
-(`ratchet.diagnostics.drift`).
+  (`tasks.grpo.dynamic_sampling`).
+* Every batch passes the drift guard before it is trained on (`tasks.grpo.drift_guard`).
 
 `clip_ratio/*` is left out of the metrics while `num_iterations` is 1: every batch is then used for
 one step, the ratio is 1 by construction, and the figure would say nothing.
@@ -18,56 +18,41 @@ one step, the ratio is 1 by construction, and the figure would say nothing.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from trl import GRPOTrainer
 
 from ratchet.errors import UserError
-from ratchet.rollouts.training_log import StepRecords
+from ratchet.rollouts.training_log import TrainingLog
 from ratchet.verifier import Style, verify_batch
 from tasks.grpo.data import Prompts
-from tasks.grpo.dynamic_sampling import Answer, Draw, Refilled, refill
+from tasks.grpo.drift_guard import DriftGuardCallback
+from tasks.grpo.dynamic_sampling import Answer, Draw, DynamicBatch, replace_dead_groups
 from tasks.grpo.figures import Surprise, sampling_figures
-from tasks.grpo.halt import Oversight
-from tasks.grpo.rollout import Rollout, Scoring, finite
-
-Logged = dict[str, float | int | None]
-
-
-def step_seed(seed: int, step: int, rank: int, draw: int = 0) -> int:
-    """A seed of its own for every (run, step, process) and every further draw within a step."""
-    parts = (seed, step, rank, draw) if draw else (seed, step, rank)
-    digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
-    return int.from_bytes(digest[:4], "big")
+from tasks.grpo.rollout import Rollout, Scoring
+from tasks.training.seeds import step_seed
 
 
 class RolloutTrainer(GRPOTrainer):
-    """`GRPOTrainer` whose every completion is accounted for.
-
-    `on_step(step, figures)` is called after each optimizer step with everything that was logged.
-    """
+    """`GRPOTrainer` whose every completion is accounted for."""
 
     def __init__(
         self,
         *,
         prompts: Prompts,
         style: Style,
-        records: StepRecords,
-        oversight: Oversight,
-        on_step: Callable[[int, Logged], None],
+        training_log: TrainingLog,
+        drift_guard: DriftGuardCallback,
         refill_rounds: int = 0,
         **kwargs: Any,
     ) -> None:
         self.prompts = prompts
         self.style = style
-        self.records = records
-        self.oversight = oversight
-        self.on_step = on_step
+        self.training_log = training_log
+        self.drift_guard = drift_guard
         self.refill_rounds = refill_rounds
         self.rollout: Rollout | None = None
         self.drawn: Answer | None = None
@@ -79,7 +64,7 @@ class RolloutTrainer(GRPOTrainer):
         self._generate_seconds = 0.0
         self._guard_seconds = 0.0
         super().__init__(**kwargs)
-        oversight.begin(self)
+        self.add_callback(drift_guard)
 
     def _tokenize_prompts(self, prompts: list[str]) -> tuple[list[list[int]], None, dict[str, Any]]:
         return [self.prompts.ids[text] for text in prompts], None, {}
@@ -143,10 +128,10 @@ class RolloutTrainer(GRPOTrainer):
         assert self.rollout is not None
         return Draw(answer, self.rollout)
 
-    def _refill(self, inputs: list[dict[str, Any]]) -> Refilled:
+    def _sample_dynamically(self, inputs: list[dict[str, Any]]) -> DynamicBatch:
         """The batch of this step, its dead groups replaced as far as the budget allows."""
         seed = f"{self.args.seed}/{self.state.global_step}"
-        found = refill(
+        found = replace_dead_groups(
             self._draw(inputs, 0),
             self._draw,
             self.prompts.rows,
@@ -158,33 +143,35 @@ class RolloutTrainer(GRPOTrainer):
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         self._generate_seconds = 0.0
-        refilled = self._refill(inputs) if self.refill_rounds else None
-        self.selected = refilled is not None and refilled.num_rounds > 0
-        if refilled is not None:
-            inputs = refilled.batch.rollout.inputs
+        dynamic = self._sample_dynamically(inputs) if self.refill_rounds else None
+        self.selected = dynamic is not None and dynamic.num_rounds > 0
+        if dynamic is not None:
+            inputs = dynamic.batch.rollout.inputs
         scored: dict[str, Any] = super()._generate_and_score_completions(inputs)
         if self.state.global_step == 0:
             self._check_prompt_tokens(inputs, scored)
         assert self.rollout is not None
-        self._keep(self.rollout, refilled, scored["advantages"].tolist())
+        self._keep(self.rollout, dynamic, scored["advantages"].tolist())
         start = time.perf_counter()
         figures = self._over_processes(sampling_figures(scored))
         for name, value in figures.items():
             self._add(name, value)
-        self.oversight.check_batch(self, scored, figures)
+        self.drift_guard.check_batch(self, scored, figures)
         self._guard_seconds = time.perf_counter() - start
         return scored
 
-    def _keep(self, trained: Rollout, refilled: Refilled | None, advantages: list[float]) -> None:
+    def _keep(
+        self, trained: Rollout, dynamic: DynamicBatch | None, advantages: list[float]
+    ) -> None:
         """Write down every completion that was sampled, and log figures of them.
 
         Accuracy, statuses and lengths are those of the first draw, which nobody selected.
         """
-        first = trained if refilled is None else refilled.first
-        discarded = () if refilled is None else refilled.discarded
+        first = trained if dynamic is None else dynamic.first
+        discarded = () if dynamic is None else dynamic.discarded
         num_tokens = sum(rollout.num_tokens for rollout in (trained, *discarded))
         figures = first.answer_shares() | trained.live_shares()
-        figures |= {} if refilled is None else refilled.figures()
+        figures |= {} if dynamic is None else dynamic.figures()
         figures |= {
             "sampled_tokens": float(num_tokens * self.accelerator.num_processes),
             "generate_seconds": self._generate_seconds,
@@ -195,7 +182,7 @@ class RolloutTrainer(GRPOTrainer):
         rows = trained.rows(step, first=rank * len(trained.inputs), advantages=advantages)
         for rollout in discarded:
             rows += rollout.rows(step, advantages=None)
-        self.records.write_rollouts(step, rank, rows)
+        self.training_log.write_rollouts(step, rank, rows)
 
     def _over_processes(self, figures: dict[str, float]) -> dict[str, float]:
         """Each figure's mean over the processes, the largest for a maximum; for a standard error
@@ -242,7 +229,7 @@ class RolloutTrainer(GRPOTrainer):
         if self._step % count == 0:
             start = time.perf_counter()
             surprise = self._take_surprise()
-            self.oversight.check_step(self, surprise)
+            self.drift_guard.check_step(self, surprise)
             self._add("guard_seconds", self._guard_seconds + time.perf_counter() - start)
             self._guard_seconds = 0.0
         return loss
@@ -261,7 +248,7 @@ class RolloutTrainer(GRPOTrainer):
         return figures["surprise_mean"], figures["surprise_se"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """TRL's, with our figures added and the row of the step kept.
+        """TRL's, with our figures added.
 
         UserError when the gradient was not finite: the weights are lost then.
         """
@@ -282,7 +269,3 @@ class RolloutTrainer(GRPOTrainer):
         if sampled := self._metrics["train"].get("sampled_tokens"):
             self._add("tokens_per_second", sampled[-1] / seconds)
         super().log(logs, start_time)
-        if self.accelerator.is_main_process:
-            row: Logged = {"step": step, **{n: finite(value) for n, value in logs.items()}}
-            self.records.write_metrics(step, row)
-            self.on_step(step, row)

@@ -27,13 +27,12 @@ from ratchet.config.run import (
 from ratchet.diagnostics.audit_rows import worst_rows
 from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF
-from ratchet.rollouts.training_log import StepRecords
+from ratchet.rollouts.training_log import TrainingLog
 from tasks.audit.effective import READ
 from tasks.audit.probe import Audit, Settings, run_audit
 from tasks.grpo.build import build_trainer
 from tasks.grpo.data import Prompts
-from tasks.grpo.sections import Sections
-from tasks.grpo.settings import resolved_sync
+from tasks.grpo.settings import Sections, resolved_sync
 from tasks.grpo.trainer import RolloutTrainer
 from tasks.models.checkpoints import load_tokenizer, model_context
 from tasks.runtime.context import StageContext, StageResult
@@ -110,8 +109,8 @@ def open_pair(
     prompts = build_audit_prompts(tokenizer, limit - sampler.max_completion_tokens, prompt)
     guard = GuardConfig(base_every=0)
     sections = Sections(model, prompt, sampler, RewardsConfig(), grpo, guard, WandbConfig())
-    records = StepRecords(ctx.work_dir / "steps")
-    trainer = build_trainer(ctx, sections, tokenizer, prompts, records, lambda step, row: None)
+    training_log = TrainingLog(ctx.work_dir / "steps")
+    trainer = build_trainer(ctx, sections, tokenizer, prompts, training_log)
     settings = Settings(
         dtype=model.dtype,
         by_adapter=resolved_sync(grpo, model.dtype) == "adapter",

@@ -12,6 +12,7 @@ Not covered: a teacher, or a sampler, behind a server.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -27,31 +28,26 @@ from ratchet.config.run import (
     WandbConfig,
     WarmstartConfig,
 )
-from ratchet.prompts import STYLE_OF, answer_start, prompt_ids
 from tasks.models.checkpoints import load_model, load_tokenizer, model_location, stop_token_ids
 from tasks.models.lora import lora_config
 from tasks.runtime.context import StageContext, StageResult
 from tasks.sampling.engines.base import EngineSpec
+from tasks.sampling.engines.opening import engine_spec
+from tasks.training.dev_check import DevCheckCallback, Exam, greedy_answers
+from tasks.training.seeds import training_order
+from tasks.training.vllm import vllm_arguments
 from tasks.training.wandb_run import wandb_run
-from tasks.warmstart.data import training_order, warmup_questions
+from tasks.warmstart.data import warmup_questions
 from tasks.warmstart.distillation_trainer import (
     GuardedDistillationTrainer,
     check_backend,
     drift_summary,
     drift_words,
-    sampling_arguments,
     sampling_backend,
 )
 from tasks.warmstart.nan_guard import EXAMPLE, NanGuard, Setting
-from tasks.warmstart.teacher import TeacherQuality, answer_greedily, load_teacher, quality
-from tasks.warmstart.train import (
-    EarlyStop,
-    callbacks,
-    early_stop,
-    engine_spec,
-    train,
-    trainer_arguments,
-)
+from tasks.warmstart.teacher import load_teacher
+from tasks.warmstart.train import callbacks, dev_check, train, trainer_arguments
 
 ATTENTION = "eager"
 """Attention kernel of student and teacher, for the reason given in `tasks.stages.warmstart_sft`."""
@@ -59,33 +55,16 @@ NUM_TEACHER_QUESTIONS = 64
 """Warm-up questions on which the teacher is measured at most."""
 
 
-def _teacher_quality(
-    ctx: StageContext,
-    teacher: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    questions: list[dict[str, Any]],
-    prompts: list[list[int]],
-    *,
-    prompt: PromptConfig,
-    sampler: SamplerConfig,
-) -> TeacherQuality:
-    """The teacher's greedy answers to the first warm-up questions, verified."""
-    golds = [row["gold"] for row in questions[:NUM_TEACHER_QUESTIONS]]
-    answers = answer_greedily(
-        teacher,
-        tokenizer,
-        prompts[:NUM_TEACHER_QUESTIONS],
-        stop_ids=stop_token_ids(ctx.inputs["model"], tokenizer),
-        max_tokens=sampler.max_completion_tokens,
-        batch_size=min(sampler.max_num_seqs, NUM_TEACHER_QUESTIONS),
-    )
-    start = answer_start(tokenizer.decode(prompts[0], clean_up_tokenization_spaces=False))
-    found = quality([start + answer for answer in answers], golds, STYLE_OF[prompt.format])
+def _teacher_shares(
+    ctx: StageContext, teacher: PreTrainedModel, exam: Exam, spec: EngineSpec
+) -> tuple[float, float]:
+    """The teacher's greedy answers, verified: shares of strictly and leniently right ones."""
+    strict, lenient = exam.shares(greedy_answers(teacher, exam, spec))
     ctx.log(
-        f"teacher on {found.num_questions} warm-up questions, greedy: {found.strict:.3f} strict, "
-        f"{found.lenient:.3f} lenient"
+        f"teacher on {len(exam.golds)} warm-up questions, greedy: {strict:.3f} strict, "
+        f"{lenient:.3f} lenient"
     )
-    return found
+    return strict, lenient
 
 
 def _models(
@@ -107,54 +86,21 @@ def _models(
     return student, teacher.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _settings(
-    ctx: StageContext,
-    model: ModelConfig,
-    sampler: SamplerConfig,
-    opd: OpdConfig,
-    wandb: WandbConfig,
-    spec: EngineSpec,
-) -> DistillationConfig:
-    """TRL's configuration. Its own shuffling is off: the rows lie in training order."""
-    return DistillationConfig(
-        **trainer_arguments(
-            ctx,
-            opd,
-            "opd",
-            model=model,
-            num_steps=opd.steps,
-            wandb=wandb,
-        ),
-        beta=opd.beta,
-        temperature=opd.temperature,
-        max_completion_length=sampler.max_completion_tokens,
-        shuffle_dataset=False,
-        **sampling_arguments(spec, sampler),
-    )
-
-
 def _trainer(
     ctx: StageContext,
     tokenizer: PreTrainedTokenizerBase,
     models: tuple[PreTrainedModel, PreTrainedModel],
     questions: list[dict[str, Any]],
     prompts: list[list[int]],
+    spec: EngineSpec,
     *,
     model: ModelConfig,
     sampler: SamplerConfig,
     opd: OpdConfig,
     wandb: WandbConfig,
-    early: EarlyStop | None,
+    check: DevCheckCallback | None,
 ) -> GuardedDistillationTrainer:
     """The trainer on (student, teacher), with its sampler."""
-    spec = engine_spec(
-        ctx,
-        tokenizer,
-        prompts,
-        model=model,
-        sampler=sampler,
-        gpu_memory_utilization=opd.vllm_memory_utilization,
-    )
     setting = Setting(
         method="opd",
         attention=ATTENTION,
@@ -165,6 +111,14 @@ def _trainer(
         beta=opd.beta,
         temperature=opd.temperature,
     )
+    settings = DistillationConfig(
+        **trainer_arguments(ctx, opd, model=model, num_steps=opd.steps, wandb=wandb),
+        beta=opd.beta,
+        temperature=opd.temperature,
+        max_completion_length=sampler.max_completion_tokens,
+        shuffle_dataset=False,  # the rows lie in training order
+        **(vllm_arguments(spec) if sampler.engine == "vllm" else {}),
+    )
     student, teacher = models
     order = training_order(len(prompts), opd.steps * opd.batch_size, ctx.seed)
     with sampling_backend(ctx, opd.lora, sampler, spec):
@@ -173,11 +127,11 @@ def _trainer(
             model.dtype,
             model=student,
             teacher_model=teacher,
-            args=_settings(ctx, model, sampler, opd, wandb, spec),
+            args=settings,
             train_dataset=Dataset.from_list([{EXAMPLE: i, "prompt": prompts[i]} for i in order]),
             processing_class=tokenizer,
             peft_config=lora_config(opd.lora),
-            callbacks=callbacks(ctx, early),
+            callbacks=callbacks(ctx, check),
         )
 
 
@@ -196,48 +150,61 @@ def run(
     questions = warmup_questions(ctx, warmstart.data)
     random.Random(ctx.seed).shuffle(questions)
     tokenizer = load_tokenizer(ctx.inputs["model"])
-    prompts = [
-        prompt_ids(tokenizer, prompt.format, row["question"], enable_thinking=model.enable_thinking)
-        for row in questions
-    ]
-    student, teacher = _models(ctx, model, opd, tokenizer)
-    measured = _teacher_quality(
-        ctx, teacher, tokenizer, questions, prompts, prompt=prompt, sampler=sampler
+    limit = sampler.max_completion_tokens
+    prompts = Exam.of(questions, tokenizer, model, prompt, limit).prompts
+    spec = replace(
+        engine_spec(
+            ctx.inputs["model"],
+            tokenizer,
+            model_config=model,
+            sampler=sampler,
+            max_prompt_tokens=max(map(len, prompts)),
+        ),
+        gpu_memory_utilization=opd.vllm_memory_utilization,
     )
+    student, teacher = _models(ctx, model, opd, tokenizer)
+    exam = Exam.of(questions[:NUM_TEACHER_QUESTIONS], tokenizer, model, prompt, limit)
+    strict, lenient = _teacher_shares(ctx, teacher, exam, spec)
     texts = [
         tokenizer.decode(ids, clean_up_tokenization_spaces=False) + row["gold"]
         for ids, row in zip(prompts, questions, strict=True)
     ]
     with wandb_run(ctx, "warmstart_opd", wandb, opd.model_dump(mode="json")) as wandb_place:
-        early = early_stop(ctx, opd, tokenizer, model=model, prompt=prompt, sampler=sampler)
+        check = dev_check(ctx, opd, tokenizer, model=model, prompt=prompt, sampler=sampler)
         trainer = _trainer(
             ctx,
             tokenizer,
             (student, teacher),
             questions,
             prompts,
+            spec,
             model=model,
             sampler=sampler,
             opd=opd,
             wandb=wandb,
-            early=early,
+            check=check,
         )
         try:
             trained = train(
-                ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=ATTENTION, early=early
+                ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=ATTENTION, check=check
             )
         finally:
             trainer.close()
     lengths = [row["completions/mean_length"] for row in trained.rows]
     drift = drift_summary(trained.rows)
+    measured = {
+        "teacher_num_questions": len(exam.golds),
+        "teacher_strict": strict,
+        "teacher_lenient": lenient,
+    }
     return StageResult(
         summary={"num_questions": len(questions), "engine": sampler.engine}
-        | measured.summary()
+        | measured
         | trained.summary()
         | drift,
-        markdown=f"Distilled from {opd.teacher}, which itself answers {measured.strict:.3f} "
-        f"strictly right ({measured.lenient:.3f} leniently) of {measured.num_questions} of the "
-        f"{len(questions)} warm-up questions. {trained.words()} {drift_words(drift)}",
+        markdown=f"Distilled from {opd.teacher}, which itself answers {strict:.3f} strictly right "
+        f"({lenient:.3f} leniently) of {len(exam.golds)} of the {len(questions)} warm-up "
+        f"questions. {trained.words()} {drift_words(drift)}",
         sampled_tokens=sum(round(length * opd.batch_size) for length in lengths),
         device_seconds=trained.seconds,
         wandb_run=wandb_place,

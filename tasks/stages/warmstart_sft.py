@@ -36,6 +36,7 @@ from ratchet.config.run import (
 from tasks.models.checkpoints import load_model, load_tokenizer, model_location
 from tasks.models.lora import lora_config
 from tasks.runtime.context import StageContext, StageResult
+from tasks.training.dev_check import DevCheckCallback
 from tasks.training.wandb_run import wandb_run
 from tasks.warmstart.data import (
     IGNORED,
@@ -46,13 +47,7 @@ from tasks.warmstart.data import (
 )
 from tasks.warmstart.nan_guard import EXAMPLE, Guarded, NanGuard, Setting
 from tasks.warmstart.rejection_sampling import mixed_order, right_samples
-from tasks.warmstart.train import (
-    EarlyStop,
-    callbacks,
-    early_stop,
-    train,
-    trainer_arguments,
-)
+from tasks.warmstart.train import callbacks, dev_check, train, trainer_arguments
 
 
 class GuardedSftTrainer(Guarded, SFTTrainer):
@@ -119,7 +114,7 @@ def _trainer(
     learnt: Lessons,
     sft: SftConfig,
     dtype: str,
-    early: EarlyStop | None,
+    check: DevCheckCallback | None,
 ) -> GuardedSftTrainer:
     """The trainer on the starting model."""
     start = ctx.inputs["model"]
@@ -142,7 +137,7 @@ def _trainer(
         data_collator=Collator(pad_id),
         processing_class=tokenizer,
         peft_config=lora_config(sft.lora),
-        callbacks=callbacks(ctx, early),
+        callbacks=callbacks(ctx, check),
     )
 
 
@@ -228,13 +223,11 @@ def run(
         for example in learnt.examples
     ]
     with wandb_run(ctx, "warmstart_sft", wandb, sft.model_dump(mode="json")) as wandb_place:
-        arguments = trainer_arguments(
-            ctx, sft, "sft", model=model, num_steps=num_steps, wandb=wandb
-        )
-        early = early_stop(ctx, sft, tokenizer, model=model, prompt=prompt, sampler=sampler)
-        trainer = _trainer(ctx, arguments, tokenizer, learnt, sft, model.dtype, early)
+        arguments = trainer_arguments(ctx, sft, model=model, num_steps=num_steps, wandb=wandb)
+        check = dev_check(ctx, sft, tokenizer, model=model, prompt=prompt, sampler=sampler)
+        trainer = _trainer(ctx, arguments, tokenizer, learnt, sft, model.dtype, check)
         trained = train(
-            ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=sft.attention, early=early
+            ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=sft.attention, check=check
         )
     return StageResult(
         summary=learnt.counts | trained.summary(),

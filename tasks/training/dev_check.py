@@ -1,38 +1,38 @@
 """Dev questions: what says on the way whether training made the policy better.
 
-The questions are those of role 'dev' (never those of the final comparison), answered greedily and
-judged by the verifier, apart from all rewards and losses. The checkpoint that does best on them is
-what a training stage hands on.
+The questions are those of role 'dev' (never those of the final comparison), answered greedily
+whenever a checkpoint is due and judged by the verifier, apart from all rewards and losses. Their
+figures are part of the step's log, which lies in every checkpoint: a resumed run knows what an
+uninterrupted one would. The checkpoint that does best on them is what a training stage hands on
+(`tasks.training.policy`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-from peft import PeftModel, set_peft_model_state_dict
-from peft.utils import load_peft_weights
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from accelerate.utils import gather_object
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from ratchet.config.run import ModelConfig, PromptConfig
 from ratchet.prompts import STYLE_OF, answer_start, prompt_ids, prompt_text
 from ratchet.store.store import Artifact
 from ratchet.verifier import Style, verify_batch
-from tasks.sampling.engines.base import EngineSpec
+from tasks.sampling.engines.base import EngineSpec, as_samples
 from tasks.sampling.engines.transformers_engine import TransformersSampler
-from tasks.sync.adapter import ADAPTER
-from tasks.training.resume import PREFIX
 
 DEV_STRICT = "dev_strict"
 DEV_LENIENT = "dev_lenient"
+DEV_SECONDS = "dev_seconds"
 
 
 @dataclass(frozen=True)
-class DevQuestions:
-    """Held-out questions as they are put to the policy."""
+class Exam:
+    """Questions as they are put to a model."""
 
     prompts: list[list[int]]
     """Token ids."""
@@ -40,20 +40,43 @@ class DevQuestions:
     style: Style
     max_tokens: int
     """Longest answer."""
-    prefilled: str = ""
+    prefilled: str
     """What the chat template writes of every answer."""
 
-    def figures(self, answers: list[str]) -> dict[str, float]:
+    @staticmethod
+    def of(
+        rows: Sequence[Mapping[str, Any]],
+        tokenizer: PreTrainedTokenizerBase,
+        model: ModelConfig,
+        prompt: PromptConfig,
+        max_tokens: int,
+    ) -> Exam:
+        """The exam that rows of the questions table make; at least one."""
+        thinking = model.enable_thinking
+        texts = [row["question"] for row in rows]
+        first = prompt_text(tokenizer, prompt.format, texts[0], enable_thinking=thinking)
+        return Exam(
+            [
+                prompt_ids(tokenizer, prompt.format, text, enable_thinking=thinking)
+                for text in texts
+            ],
+            [row["gold"] for row in rows],
+            STYLE_OF[prompt.format],
+            max_tokens,
+            answer_start(first),
+        )
+
+    def shares(self, answers: Sequence[str]) -> tuple[float, float]:
         """Shares of strictly and leniently right answers."""
         texts = [self.prefilled + answer for answer in answers]
         verdicts = verify_batch(texts, self.golds, self.style)
-        return {
-            DEV_STRICT: sum(verdict.strict for verdict in verdicts) / len(verdicts),
-            DEV_LENIENT: sum(verdict.lenient for verdict in verdicts) / len(verdicts),
-        }
+        return (
+            sum(verdict.strict for verdict in verdicts) / len(verdicts),
+            sum(verdict.lenient for verdict in verdicts) / len(verdicts),
+        )
 
 
-def dev_questions(
+def dev_exam(
     inputs: Mapping[str, Artifact],
     tokenizer: PreTrainedTokenizerBase,
     model: ModelConfig,
@@ -61,45 +84,97 @@ def dev_questions(
     *,
     count: int,
     max_tokens: int,
-) -> DevQuestions | None:
+) -> Exam | None:
     """The first `count` dev questions of a run; None where there are none or none are wanted."""
     table = inputs["questions"].table("questions", ["role", "question", "gold"])
     rows = [row for row in table.to_pylist() if row["role"] == "dev"][:count]
-    if not rows:
-        return None
-    thinking = model.enable_thinking
-    prompts = [
-        prompt_ids(tokenizer, prompt.format, row["question"], enable_thinking=thinking)
-        for row in rows
-    ]
-    text = prompt_text(tokenizer, prompt.format, rows[0]["question"], enable_thinking=thinking)
-    return DevQuestions(
-        prompts,
-        [row["gold"] for row in rows],
-        STYLE_OF[prompt.format],
-        max_tokens,
-        answer_start(text),
-    )
+    return Exam.of(rows, tokenizer, model, prompt, max_tokens) if rows else None
 
 
-def answers_in_training(
-    policy: PreTrainedModel | PeftModel, questions: DevQuestions, spec: EngineSpec
-) -> list[str]:
-    """Greedy answers of a policy that is being trained, by its own weights; it is left in the mode
-    it was in."""
-    training = policy.training
-    sampler = TransformersSampler(spec, policy.eval())
-    found = sampler.generate(
-        questions.prompts, n=1, temperature=0.0, max_tokens=questions.max_tokens, seed=0
-    )
-    policy.train(training)
+def greedy_answers(model: PreTrainedModel | PeftModel, exam: Exam, spec: EngineSpec) -> list[str]:
+    """Greedy answers by a model's own weights; it is left in the mode it was in."""
+    training = model.training
+    sampler = TransformersSampler(spec, model.eval())
+    found = sampler.generate(exam.prompts, n=1, temperature=0.0, max_tokens=exam.max_tokens, seed=0)
+    model.train(training)
     return [samples[0].text for samples in found]
 
 
-def best_step(metrics: Sequence[Mapping[str, Any]]) -> int | None:
+class DevCheckCallback(TrainerCallback):
+    """Answers the dev questions whenever a checkpoint is due; with `patience`, training ends after
+    that many checkpoints in a row that are worse than the best.
+
+    With `by_engine` the vLLM engine that training samples with answers, else the trained weights.
+    """
+
+    def __init__(
+        self,
+        log: Callable[[str], None],
+        exam: Exam,
+        spec: EngineSpec,
+        *,
+        by_engine: bool = False,
+        patience: int | None = None,
+    ) -> None:
+        self.log = log
+        self.exam = exam
+        self.spec = spec
+        self.by_engine = by_engine
+        self.patience = patience
+        self.trainer: Any = None
+        self.seconds = 0.0
+        """Spent in this attempt."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Called by the trainer after the weights have changed; it has decided about saving."""
+        if not control.should_save:
+            return
+        start = time.perf_counter()
+        strict, lenient = self.exam.shares(self._every_answer(state.global_step))
+        seconds = time.perf_counter() - start
+        self.seconds += seconds
+        figures = {DEV_STRICT: strict, DEV_LENIENT: lenient, DEV_SECONDS: seconds}
+        for name, value in figures.items():
+            self.trainer._metrics["train"][name].append(value)
+        self.log(f"step {state.global_step}: {strict:.1%} strict on dev questions")
+        if self.used_up([*state.log_history, {"step": state.global_step} | figures]):
+            control.should_training_stop = True
+
+    def used_up(self, rows: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether training has to end after what was logged."""
+        best = best_step(rows)
+        if best is None or self.patience is None:
+            return False
+        later = [row for row in rows if row.get(DEV_STRICT) is not None and row["step"] > best]
+        return len(later) >= self.patience
+
+    def _every_answer(self, step: int) -> list[str]:
+        """The answers to all questions; each training process gives its share of them."""
+        accelerator, prompts = self.trainer.accelerator, self.exam.prompts
+        count, rank = accelerator.num_processes, accelerator.process_index
+        share = -(-len(prompts) // count)
+        mine = [*prompts[rank::count], prompts[0]][:share]  # a server is asked equally by all
+        answer = self._by_engine if self.by_engine else self._by_trained
+        found = gather_object(answer(step, replace(self.exam, prompts=mine)))
+        return [found[i % count * share + i // count] for i in range(len(prompts))]
+
+    def _by_trained(self, step: int, exam: Exam) -> list[str]:
+        policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        return greedy_answers(policy, exam, self.spec)
+
+    def _by_engine(self, step: int, exam: Exam) -> list[str]:
+        sampler = self.trainer.vllm_generation
+        sampler.sync_as(step)
+        self.trainer._last_loaded_step = step  # the next batch is sampled from this version
+        answers = sampler.sample(exam.prompts, n=1, temperature=0.0, max_tokens=exam.max_tokens)
+        samples = as_samples(self.spec, [answer.token_ids for answer in answers])
+        return [sample.text for sample in samples]
+
+
+def best_step(rows: Sequence[Mapping[str, Any]]) -> int | None:
     """The step whose policy did best on the dev questions, of equal ones the later; None where
     none was checked."""
-    checked = [row for row in metrics if row.get(DEV_STRICT) is not None]
+    checked = [row for row in rows if row.get(DEV_STRICT) is not None]
     if not checked:
         return None
     return int(max(checked, key=lambda row: (row[DEV_STRICT], row["step"]))["step"])
@@ -107,15 +182,14 @@ def best_step(metrics: Sequence[Mapping[str, Any]]) -> int | None:
 
 def dev_summary(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
     """Figures for a stage's summary; none where nothing was checked."""
-    checked = [row for row in metrics if row.get(DEV_STRICT) is not None]
-    if not checked:
+    best = best_step(metrics)
+    if best is None:
         return {}
-    best = best_step(checked)
-    assert best is not None
+    by_step = {row["step"]: row[DEV_STRICT] for row in metrics if row.get(DEV_STRICT) is not None}
     return {
         "best_step": best,
-        "dev_strict_best": next(row[DEV_STRICT] for row in checked if row["step"] == best),
-        "dev_strict_last": checked[-1][DEV_STRICT],
+        "dev_strict_best": by_step[best],
+        "dev_strict_last": by_step[max(by_step)],
     }
 
 
@@ -128,18 +202,3 @@ def chosen_words(summary: Mapping[str, Any]) -> str:
         f"{summary['dev_strict_best']:.1%} strict on the dev questions, the last one "
         f"{summary['dev_strict_last']:.1%}."
     )
-
-
-def policy_of(trained: Any, training_folder: Path, step: int) -> Any:
-    """The policy as it was after `step`, from the checkpoint kept of it; `trained` is the model
-    that was trained and may be written to."""
-    folder = training_folder / f"{PREFIX}{step}"
-    if isinstance(trained, PeftModel):
-        weights = load_peft_weights(str(folder), device=str(trained.device))
-        outcome = set_peft_model_state_dict(trained, weights, adapter_name=ADAPTER)
-        assert not outcome.unexpected_keys, outcome.unexpected_keys[:3]
-        return trained
-    with torch.device(trained.device):
-        return AutoModelForCausalLM.from_pretrained(
-            folder, dtype=trained.dtype, attn_implementation=trained.config._attn_implementation
-        )

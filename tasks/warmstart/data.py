@@ -11,7 +11,6 @@ verifier and the rewards would give the answer is checked on the decoded tokens.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -239,20 +238,6 @@ def _why_none(num_without: int, num_too_long: int, max_length: int) -> str:
         f"no SFT example is left: {num_without} questions have no reference solution, "
         f"{num_too_long} examples are longer than sft.max_length = {max_length}"
     )
-
-
-def training_order(num_examples: int, num_rows: int, seed: int) -> list[int]:
-    """`num_rows` example indices: whole passes, each shuffled anew, the last one cut.
-
-    The order is laid out before training, so that a resumed run only has to skip ahead.
-    """
-    shuffler = random.Random(seed)
-    order: list[int] = []
-    while len(order) < num_rows:
-        one_pass = list(range(num_examples))
-        shuffler.shuffle(one_pass)
-        order += one_pass
-    return order[:num_rows]
 
 
 def by_length_within_batches(

@@ -18,19 +18,21 @@ What is added, and why a subclass is needed for it:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from trl import DistillationTrainer
+from trl.trainer import distillation_trainer
 
 from ratchet.config.run import LoraConfig, SamplerConfig
 from ratchet.diagnostics.drift import ROUNDING, DriftError
 from ratchet.errors import UserError
-from tasks.grpo.trainer import step_seed
 from tasks.runtime.context import StageContext
 from tasks.sampling.engines.base import EngineSpec
+from tasks.training.seeds import step_seed
+from tasks.training.vllm import colocated_backend
 from tasks.warmstart.nan_guard import EXAMPLE, Guarded, NanGuard
 
 NUM_DRIFT_COMPLETIONS = 4
@@ -149,41 +151,11 @@ def check_backend(lora: LoraConfig, sampler: SamplerConfig) -> None:
         ) from error
 
 
-def sampling_arguments(spec: EngineSpec, sampler: SamplerConfig) -> dict[str, Any]:
-    """TRL's arguments about sampling; nothing truncates the distribution."""
-    if sampler.engine != "vllm":
-        return {}
-    return {
-        "use_vllm": True,
-        "vllm_mode": "colocate",
-        "vllm_gpu_memory_utilization": spec.gpu_memory_utilization,
-        "vllm_max_model_length": spec.max_model_len,
-        # The engine stops at the tokens the student stops at; nobody reads its text.
-        "generation_kwargs": {"stop_token_ids": list(spec.stop_ids), "detokenize": False},
-    }
-
-
-@contextmanager
 def sampling_backend(
     ctx: StageContext, lora: LoraConfig, sampler: SamplerConfig, spec: EngineSpec
-) -> Iterator[None]:
+) -> AbstractContextManager[None]:
     """What puts our vLLM backend into the trainer that is made inside; nothing to be put there when
     the student samples by itself."""
     if sampler.engine != "vllm":
-        yield
-        return
-    from trl.trainer import distillation_trainer
-
-    from tasks.sync.engine import EngineSettings, engine_rank
-    from tasks.sync.generation import AdapterGeneration, MergedGeneration
-    from tasks.sync.versioned import sampled_by
-
-    settings = EngineSettings(
-        spec=spec,
-        seed=ctx.seed,
-        lora_rank=engine_rank(lora.r) if lora.enabled else None,
-        folder=ctx.work_dir / "adapters",
-    )
-    kind = AdapterGeneration if lora.enabled else MergedGeneration
-    with sampled_by(kind, settings, distillation_trainer):
-        yield
+        return nullcontext()
+    return colocated_backend(ctx, spec, lora if lora.enabled else None, distillation_trainer)

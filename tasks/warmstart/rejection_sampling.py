@@ -23,7 +23,8 @@ from ratchet.rewards.functions import total_reward
 from ratchet.store.schemas import check_schema
 from tasks.runtime.context import StageContext
 from tasks.stages.score import PREFIX
-from tasks.warmstart.data import Example, end_of_turn_id, training_order
+from tasks.training.seeds import training_order
+from tasks.warmstart.data import Example, end_of_turn_id
 
 Pick = Literal["best", "shortest", "all"]
 Row = dict[str, Any]

@@ -1,4 +1,4 @@
-"""The teacher of on-policy distillation: same tokenizer proven, vocabulary made to fit, measured.
+"""The teacher of on-policy distillation: same tokenizer proven, vocabulary made to fit.
 
 Distillation compares two distributions over token ids, so an id must mean the same to both models.
 Equal tokenizers may still come with embeddings of different height: Qwen2.5-7B has 152,064 rows and
@@ -9,10 +9,7 @@ real tokens stays the same.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +17,11 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from ratchet.errors import UserError
-from ratchet.verifier import Style, verify
 
 UNUSED_LOGIT = -50.0
 """Logit of an added row: a probability of e⁻⁵⁰ at most beside real logits of zero and above."""
@@ -137,62 +132,3 @@ def fit_vocabulary(model: PreTrainedModel, vocab_size: int, *, num_tokens: int) 
             bias[:have] = head.bias[:have]
         bias[have:] = UNUSED_LOGIT
     head.bias = torch.nn.Parameter(bias)
-
-
-def answer_greedily(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[list[int]],
-    *,
-    stop_ids: Sequence[int],
-    max_tokens: int,
-    batch_size: int,
-) -> list[str]:
-    """One greedy answer per prompt, up to and without the first stop token."""
-    pad = stop_ids[0]
-    settings = GenerationConfig(
-        do_sample=False, max_new_tokens=max_tokens, eos_token_id=list(stop_ids), pad_token_id=pad
-    )
-    answers: list[str] = []
-    for start in range(0, len(prompts), batch_size):
-        batch = prompts[start : start + batch_size]
-        longest = max(map(len, batch))
-        ids = torch.tensor([[pad] * (longest - len(ids)) + ids for ids in batch])
-        mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids in batch])
-        with torch.no_grad():
-            out = model.generate(
-                input_ids=ids.to(model.device),
-                attention_mask=mask.to(model.device),
-                generation_config=settings,
-            )
-        for row in out[:, longest:].tolist():
-            answer = itertools.takewhile(lambda token: token not in stop_ids, row)
-            answers.append(tokenizer.decode(list(answer), skip_special_tokens=True))
-    return answers
-
-
-@dataclass(frozen=True)
-class TeacherQuality:
-    """Greedy answers of the teacher, verified."""
-
-    num_questions: int
-    strict: float
-    lenient: float
-
-    def summary(self) -> dict[str, float | int]:
-        """Figures for the stage's summary."""
-        return {
-            "teacher_num_questions": self.num_questions,
-            "teacher_strict": self.strict,
-            "teacher_lenient": self.lenient,
-        }
-
-
-def quality(answers: Sequence[str], golds: Sequence[str], style: Style) -> TeacherQuality:
-    """Shares of strictly and leniently right answers."""
-    verdicts = [verify(a, gold, style) for a, gold in zip(answers, golds, strict=True)]
-    return TeacherQuality(
-        len(verdicts),
-        sum(verdict.strict for verdict in verdicts) / len(verdicts),
-        sum(verdict.lenient for verdict in verdicts) / len(verdicts),
-    )

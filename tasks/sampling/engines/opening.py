@@ -1,15 +1,20 @@
-"""`open_sampler`: load a model artifact into the configured engine."""
+"""How a model artifact is sampled (`engine_spec`), and its loading into the configured engine
+(`open_sampler`)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from ratchet.config.run import ModelConfig, SamplerConfig
 from ratchet.errors import UserError
 from ratchet.store.store import Artifact
 from tasks.models.checkpoints import load_tokenizer, model_context, model_location, stop_token_ids
 from tasks.sampling.engines.base import EngineSpec, Sampler
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 LENGTH_STEP = 64
 """Contexts are rounded up to this many tokens."""
@@ -36,6 +41,28 @@ def context_for(own: int | None, config: ModelConfig, need: int | None) -> int:
     return min(limit, -(-need // LENGTH_STEP) * LENGTH_STEP)
 
 
+def engine_spec(
+    model: Artifact,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    model_config: ModelConfig,
+    sampler: SamplerConfig,
+    max_prompt_tokens: int | None,
+) -> EngineSpec:
+    """How an artifact's model is sampled; UserError when its context can't hold the longest prompt
+    and its completion."""
+    need = None if max_prompt_tokens is None else max_prompt_tokens + sampler.max_completion_tokens
+    return EngineSpec(
+        location=model_location(model),
+        tokenizer=tokenizer,
+        stop_ids=stop_token_ids(model, tokenizer),
+        dtype=model_config.dtype,
+        max_model_len=context_for(model_context(model), model_config, need),
+        max_num_seqs=sampler.max_num_seqs,
+        gpu_memory_utilization=sampler.gpu_memory_utilization,
+    )
+
+
 @contextmanager
 def open_sampler(
     model: Artifact,
@@ -49,16 +76,12 @@ def open_sampler(
     `max_prompt_tokens` is the longest prompt to come (the whole context is kept open when left
     out); it changes memory use and no result.
     """
-    tokenizer = load_tokenizer(model)
-    need = None if max_prompt_tokens is None else max_prompt_tokens + sampler.max_completion_tokens
-    spec = EngineSpec(
-        location=model_location(model),
-        tokenizer=tokenizer,
-        stop_ids=stop_token_ids(model, tokenizer),
-        dtype=model_config.dtype,
-        max_model_len=context_for(model_context(model), model_config, need),
-        max_num_seqs=sampler.max_num_seqs,
-        gpu_memory_utilization=sampler.gpu_memory_utilization,
+    spec = engine_spec(
+        model,
+        load_tokenizer(model),
+        model_config=model_config,
+        sampler=sampler,
+        max_prompt_tokens=max_prompt_tokens,
     )
     assert sampler.engine != "auto", "the configuration's loader resolves 'auto'"
     if sampler.engine == "vllm":

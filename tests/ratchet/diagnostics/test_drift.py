@@ -17,11 +17,10 @@ from ratchet.diagnostics.drift import DriftError, Guard, Level
 from ratchet.errors import UserError
 from ratchet.pipeline.plan import make_plan
 from ratchet.store.store import Store
-from tasks.grpo import diagnose_drift as last_look
-from tasks.grpo.base_weights import changed, frozen_checksums
-from tasks.grpo.diagnose_drift import look
+from tasks.grpo import drift_guard
+from tasks.grpo.diagnose_drift import diagnose_drift
+from tasks.grpo.drift_guard import DriftGuardCallback, base_weight_checksums, changed
 from tasks.grpo.figures import Surprise, mean_and_error, sampling_figures
-from tasks.grpo.halt import Oversight
 
 HEALTHY = {
     "drift_mean": 3e-7,
@@ -156,13 +155,13 @@ def test_truncated_sampling_shows_in_the_ratio_or_in_the_surprise() -> None:
 def test_one_flipped_bit_of_the_base_is_noticed() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     model[0].weight.requires_grad = model[1].weight.requires_grad = False
-    before = frozen_checksums(model)
+    before = base_weight_checksums(model)
     assert list(before) == ["0.weight", "1.weight"]
     with torch.no_grad():
         model[0].bias += 1
-    assert changed(before, frozen_checksums(model)) == []
+    assert changed(before, base_weight_checksums(model)) == []
     model[1].weight.data.view(torch.int32)[2, 1] ^= 1
-    assert changed(before, frozen_checksums(model)) == ["1.weight"]
+    assert changed(before, base_weight_checksums(model)) == ["1.weight"]
 
 
 def test_no_process_halts_before_the_first_has_found_the_cause(
@@ -170,12 +169,12 @@ def test_no_process_halts_before_the_first_has_found_the_cause(
 ) -> None:
     ended: list[tuple[str, str]] = []
 
-    def slow_look(*args: Any) -> Any:
+    def slow_diagnosis(*args: Any) -> Any:
         time.sleep(0.2)
         ended.append(("cause", ""))
-        return look(*args)
+        return diagnose_drift(*args)
 
-    monkeypatch.setattr(last_look, "look", slow_look)
+    monkeypatch.setattr(drift_guard, "diagnose_drift", slow_diagnosis)
     together = threading.Barrier(2, timeout=20)
 
     def process(rank: int) -> None:
@@ -186,9 +185,9 @@ def test_no_process_halts_before_the_first_has_found_the_cause(
             accelerator=accelerator, state=SimpleNamespace(global_step=0), temperature=1.0
         )
         guard = Guard(GuardConfig(), "float32")
-        oversight = Oversight(GuardConfig(), guard, lambda message: None)
+        callback = DriftGuardCallback(GuardConfig(), guard, lambda message: None)
         try:
-            oversight.check_step(cast(Any, trainer), (9.0, 0.1))
+            callback.check_step(cast(Any, trainer), (9.0, 0.1))
         except DriftError as error:
             ended.append((str(rank), str(error)))
 

@@ -202,7 +202,7 @@ def pair(
 def allowing_merges_in_bfloat16() -> Any:
     """The refusal of the configuration, taken out."""
     stack = ExitStack()
-    for module in ("tasks.stages.audit", "tasks.grpo.backend"):
+    for module in ("tasks.stages.audit", "tasks.grpo.build"):
         stack.enter_context(patch(f"{module}.resolved_sync", lambda grpo, dtype: "merged"))
     return stack
 

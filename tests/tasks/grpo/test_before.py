@@ -25,7 +25,7 @@ from ratchet.resources.device import Device
 from ratchet.store.manifest import ParentRecord
 from tasks.grpo import before
 from tasks.grpo.before import check_length, tell_dropped_defaults
-from tasks.grpo.sections import Sections
+from tasks.grpo.settings import Sections
 from tasks.runtime.context import StageContext
 from tests.support.made_up import artifact
 from tests.support.tiny_grpo import SEEDLING, context, run_stage

@@ -12,7 +12,7 @@ from ratchet.config.load import build_config, load_config
 from ratchet.errors import UserError
 from ratchet.store.schemas import read_table
 from ratchet.verifier import Style, verify
-from tasks.grpo.dynamic_sampling import Draw, refill
+from tasks.grpo.dynamic_sampling import Draw, replace_dead_groups
 from tasks.grpo.rollout import Rollout, Scoring
 from tests.support.tiny_grpo import GROUP_SIZE, SEEDLING, context, run_stage
 
@@ -51,7 +51,7 @@ def test_dead_groups_are_replaced_until_all_are_live() -> None:
         return drawn(inputs, rewards)
 
     first = drawn(doubled("a", "b", "c"), [0.0, 0.0, 1.0, 0.0, 1.0, 1.0])
-    found = refill(first, sample, QUESTIONS, max_rounds=5, seed="0/0")
+    found = replace_dead_groups(first, sample, QUESTIONS, max_rounds=5, seed="0/0")
     assert found.num_rounds == 2
     assert [len(ids) for ids in asked] == [4, 2]
     assert not {"a", "b", "c"}.intersection(name for ids in asked for name in ids)
@@ -82,14 +82,15 @@ def test_dead_groups_are_replaced_until_all_are_live() -> None:
 def test_the_budget_ends_it_and_the_dead_stay() -> None:
     first = drawn(doubled("a", "b"), [0.0, 0.0, 1.0, 0.0])
     dead = lambda inputs, number: drawn(inputs, [0.0] * len(inputs))  # noqa: E731
-    found = refill(first, dead, QUESTIONS, max_rounds=2, seed="0/0")
+    found = replace_dead_groups(first, dead, QUESTIONS, max_rounds=2, seed="0/0")
     assert found.num_rounds == 2
     assert found.batch.rollout.live.tolist() == [True, False]
     assert len(found.batch.rollout.inputs) == 4
-    none = refill(first, dead, QUESTIONS[:2], max_rounds=2, seed="0/0")  # no other question is left
+    # no other question is left
+    none = replace_dead_groups(first, dead, QUESTIONS[:2], max_rounds=2, seed="0/0")
     assert none.num_rounds == 0
     assert names(none.batch.rollout) == ["a", "a", "b", "b"]
-    assert refill(first, dead, QUESTIONS, max_rounds=1, seed="1/0").batch is not first
+    assert replace_dead_groups(first, dead, QUESTIONS, max_rounds=1, seed="1/0").batch is not first
 
 
 def test_an_algorithm_sets_what_nobody_else_sets() -> None:

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from ratchet.config.run import GrpoConfig, LoraConfig, RewardsConfig
+from ratchet.config.run import GrpoConfig, LoraConfig
 from ratchet.errors import UserError
+from ratchet.rewards.checked import CheckedReward, checked_rewards
 from ratchet.rewards.functions import DEFAULT_WEIGHTS_BOXED, DEFAULT_WEIGHTS_TAGS
-from ratchet.rollouts.training_log import StepRecords
+from ratchet.rollouts.training_log import TrainingLog
 from ratchet.verifier import Style
-from tasks.grpo.data import rl_questions, training_order
+from tasks.grpo.data import rl_questions
 from tasks.grpo.figures import effective_share, live_groups, sampling_figures
-from tasks.grpo.finish import edge_means, summarise
-from tasks.grpo.rewards import CheckedReward, checked_rewards
+from tasks.grpo.finish import edge_means, num_devices, summarise
 from tasks.grpo.settings import (
     accumulation_steps,
     generation_batches,
@@ -28,7 +28,7 @@ from tasks.grpo.settings import (
 )
 from tasks.models.checkpoints import ModelLocation
 from tasks.sampling.engines.base import EngineSpec
-from tasks.stages.grpo import num_devices
+from tasks.training.seeds import step_seed, training_order
 from tests.support.tiny_grpo import letters
 
 NAN = float("nan")
@@ -78,8 +78,6 @@ def test_training_order_is_whole_passes_from_a_seed() -> None:
 
 
 def test_step_seeds_differ_by_run_step_and_process() -> None:
-    from tasks.grpo.trainer import step_seed
-
     seeds = {step_seed(run, step, rank) for run in (0, 1) for step in (0, 1) for rank in (0, 1)}
     assert len(seeds) == 8
     assert step_seed(0, 1, 0) == step_seed(0, 1, 0)
@@ -182,14 +180,12 @@ def test_bfloat16_trains_under_autocast_only_without_lora(tmp_path: Path) -> Non
 
 
 def test_rewards_are_the_styles_own_unless_set() -> None:
-    rewards, weights = checked_rewards(RewardsConfig(), Style.TAGS)
+    rewards, weights = checked_rewards(None, Style.TAGS)
     assert [reward.__name__ for reward in rewards] == list(DEFAULT_WEIGHTS_TAGS)
     assert sum(weights) == 5.75
-    rewards, _ = checked_rewards(RewardsConfig(), Style.BOXED)
+    rewards, _ = checked_rewards(None, Style.BOXED)
     assert [reward.__name__ for reward in rewards] == list(DEFAULT_WEIGHTS_BOXED)
-    rewards, weights = checked_rewards(
-        RewardsConfig(weights={"tests.support.tiny_grpo:letters": 0.5}), Style.TAGS
-    )
+    rewards, weights = checked_rewards({"tests.support.tiny_grpo:letters": 0.5}, Style.TAGS)
     assert (rewards[0].__name__, weights) == ("tests.support.tiny_grpo:letters", [0.5])
 
 
@@ -223,13 +219,13 @@ def rollout(step: int, **fields: Any) -> dict[str, Any]:
     } | fields
 
 
-def test_records_forget_what_a_resumed_run_will_write_again(tmp_path: Path) -> None:
-    records = StepRecords(tmp_path)
+def test_the_log_forgets_what_a_resumed_run_will_write_again(tmp_path: Path) -> None:
+    log = TrainingLog(tmp_path)
     for step in (1, 2, 3):
-        records.write_metrics(step, {"step": step, "loss": step / 2})
-        records.write_rollouts(step, 0, [rollout(step)])
-    records.write_rollouts(4, 0, [rollout(4)])  # died before the step was done
-    again = StepRecords(tmp_path)
+        log.write_metrics(step, {"step": step, "loss": step / 2})
+        log.write_rollouts(step, 0, [rollout(step)])
+    log.write_rollouts(4, 0, [rollout(4)])  # died before the step was done
+    again = TrainingLog(tmp_path)
     again.forget_after(2)
     again.write_rollouts(3, 0, [rollout(3, completion="new")])
     again.write_metrics(3, {"step": 3, "loss": None})
@@ -239,19 +235,19 @@ def test_records_forget_what_a_resumed_run_will_write_again(tmp_path: Path) -> N
     assert table.column("completion").to_pylist() == ["c", "c", "new"]
 
 
-def test_records_of_several_processes_are_read_together(tmp_path: Path) -> None:
-    records = StepRecords(tmp_path)
-    records.write_rollouts(1, 1, [rollout(1, sample_index=1)])
-    records.write_rollouts(1, 0, [rollout(1)])
-    assert [row["sample_index"] for row in records.rollouts_of(1)] == [0, 1]
+def test_logs_of_several_processes_are_read_together(tmp_path: Path) -> None:
+    log = TrainingLog(tmp_path)
+    log.write_rollouts(1, 1, [rollout(1, sample_index=1)])
+    log.write_rollouts(1, 0, [rollout(1)])
+    assert [row["sample_index"] for row in log.rollouts_of(1)] == [0, 1]
 
 
 def test_a_gap_in_the_steps_is_an_error(tmp_path: Path) -> None:
-    records = StepRecords(tmp_path)
-    records.write_metrics(1, {"step": 1})
-    records.write_metrics(3, {"step": 3})
+    log = TrainingLog(tmp_path)
+    log.write_metrics(1, {"step": 1})
+    log.write_metrics(3, {"step": 3})
     with pytest.raises(AssertionError, match=r"\[1, 3\]"):
-        records.metrics()
+        log.metrics()
 
 
 def test_first_and_last_are_means_over_a_tenth_of_the_steps() -> None:

@@ -23,13 +23,13 @@ from ratchet.config.run import (
     WandbConfig,
 )
 from ratchet.errors import UserError
-from ratchet.rollouts.training_log import StepRecords
+from ratchet.rollouts.training_log import TrainingLog
 from ratchet.store.schemas import read_table
-from tasks.grpo.data import training_order
 from tasks.grpo.process import FAILURE, Failure, Task
 from tasks.grpo.processes import Events, failure
-from tasks.grpo.sections import Sections
+from tasks.grpo.settings import Sections
 from tasks.runtime.supervisor import descendants
+from tasks.training.seeds import training_order
 from tests.support.tiny_grpo import GROUP_SIZE, NUM_QUESTIONS, SEEDLING, context, letters, run_stage
 from tests.tasks.training.test_dev_check import with_dev
 
@@ -88,8 +88,8 @@ def test_two_processes_share_every_step_and_outlive_no_death(tmp_path: Path) -> 
     assert time.monotonic() - start < 240  # the first process doesn't wait for the second
     assert not set(descendants(os.getpid())) - before
     assert [event["done"] for event in events if event["event"] == "progress"] == [1, 2, 3]
-    records = StepRecords(ctx.work_dir / "steps")
-    third = records.rollouts_of(3)
+    training_log = TrainingLog(ctx.work_dir / "steps")
+    third = training_log.rollouts_of(3)
 
     order.unlink()
     events.clear()

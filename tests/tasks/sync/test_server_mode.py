@@ -170,7 +170,7 @@ def test_merged_sync_in_server_mode_needs_a_gpu_for_the_server(
 
 
 def test_a_backend_that_cannot_be_is_refused_before_anything_is_loaded() -> None:
-    from tasks.grpo.backend import check_backend
+    from tasks.grpo.build import check_backend
 
     vllm = SamplerConfig(engine="vllm")
     server = GrpoConfig(vllm_mode="server")
@@ -186,9 +186,9 @@ def test_a_backend_that_cannot_be_is_refused_before_anything_is_loaded() -> None
 
 
 def test_a_continued_run_starts_its_server_with_another_seed(tmp_path: Path) -> None:
-    from tasks.grpo.backend import server_seed
-    from tasks.grpo.trainer import step_seed
+    from tasks.grpo.build import server_seed
     from tasks.training.resume import MARKER
+    from tasks.training.seeds import step_seed
 
     assert server_seed(3, tmp_path) == step_seed(3, 0, 0)
     (tmp_path / "checkpoint-20").mkdir()

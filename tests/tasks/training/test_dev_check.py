@@ -114,11 +114,12 @@ def test_of_equal_steps_the_later_one_is_best() -> None:
 def test_the_best_checkpoint_outlives_newer_ones(tmp_path: Path) -> None:
     from types import SimpleNamespace
 
-    keeper = CheckpointKeeper(1, lambda: 2)
+    keeper = CheckpointKeeper(1)
+    history = [{"step": 2, "dev_strict": 0.5}, {"step": 4, "dev_strict": 0.4}]
     for step in (2, 4, 6):
         folder = tmp_path / f"checkpoint-{step}"
         folder.mkdir()
-        state = SimpleNamespace(global_step=step)
+        state = SimpleNamespace(global_step=step, log_history=history)
         keeper.on_save(SimpleNamespace(output_dir=str(tmp_path)), state, None)
         assert (folder / MARKER).exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-2", "checkpoint-6"]

@@ -18,7 +18,9 @@ def write(folder: Path, step: int) -> None:
 
 def told(folder: Path, step: int, keep: int = 2) -> None:
     CheckpointKeeper(keep).on_save(
-        SimpleNamespace(output_dir=str(folder)), SimpleNamespace(global_step=step), None
+        SimpleNamespace(output_dir=str(folder)),
+        SimpleNamespace(global_step=step, log_history=[]),
+        None,
     )
 
 

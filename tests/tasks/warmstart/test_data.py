@@ -15,6 +15,7 @@ from ratchet.questions.load import load_source
 from ratchet.questions.rewrite import rewrite_solution
 from ratchet.verifier import Style
 from tasks.runtime.context import StageContext
+from tasks.training.seeds import training_order
 from tasks.warmstart.data import (
     IGNORED,
     ExampleSet,
@@ -22,7 +23,6 @@ from tasks.warmstart.data import (
     by_length_within_batches,
     check_full_marks,
     end_of_turn_id,
-    training_order,
     warmup_questions,
 )
 from tests.support.made_up import artifact, context, question

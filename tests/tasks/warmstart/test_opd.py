@@ -15,10 +15,13 @@ from ratchet.config.run import LoraConfig, OpdConfig
 from ratchet.diagnostics.drift import DriftError
 from ratchet.errors import UserError
 from ratchet.store.schemas import read_table
+from ratchet.verifier import Style
 from tasks.commands.replay import outcomes, read_replay
+from tasks.models.checkpoints import ModelLocation
 from tasks.runtime.context import StageContext
+from tasks.sampling.engines.base import EngineSpec
 from tasks.stages import warmstart_opd
-from tasks.warmstart.teacher import answer_greedily
+from tasks.training.dev_check import Exam, greedy_answers
 from tests.support.tiny_model import END, tiny_model, tiny_tokenizer
 from tests.support.tiny_warmstart import (
     OPD,
@@ -125,14 +128,16 @@ def test_greedy_answers_stop_at_the_stop_token() -> None:
     stop = tokens[3]
     expected = tokenizer.decode(tokens[: tokens.index(stop)], skip_special_tokens=True)
     prompts = [tokenizer.encode("ab"), tokenizer.encode("a longer one, so that this is padded")]
-    found = answer_greedily(
-        model,
-        tokenizer,
-        prompts,
-        stop_ids=[stop, tokenizer.convert_tokens_to_ids(END)],
-        max_tokens=6,
-        batch_size=2,
+    spec = EngineSpec(
+        location=ModelLocation("nowhere", None),
+        tokenizer=tokenizer,
+        stop_ids=(stop, tokenizer.convert_tokens_to_ids(END)),
+        dtype="float32",
+        max_model_len=256,
+        max_num_seqs=2,
+        gpu_memory_utilization=0.0,
     )
+    found = greedy_answers(model, Exam(prompts, ["1", "2"], Style.TAGS, 6, ""), spec)
     assert found[0] == expected
 
 
@@ -176,7 +181,7 @@ def test_interrupted_and_resumed_gives_the_same_weights_and_table(
             assert "Drift between vLLM and the student" in result.markdown
         else:
             assert "drift_mean" not in result.summary
-    assert "resuming from checkpoint-2" in said
+    assert "continuing from checkpoint-2" in said
     one, two = (
         load_file(ctx.out_dir / "checkpoint" / "model.safetensors") for ctx in (resumed, whole)
     )

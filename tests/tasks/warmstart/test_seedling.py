@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from ratchet.config.run import (
+    ModelConfig,
     OpdConfig,
+    PromptConfig,
     PromptFormat,
     SamplerConfig,
     SftConfig,
@@ -18,14 +20,13 @@ from ratchet.config.run import (
     SourceKind,
     WarmstartConfig,
 )
-from ratchet.prompts import prompt_ids
 from ratchet.questions.load import load_source
 from ratchet.store.schemas import read_table
 from ratchet.store.store import Artifact
-from ratchet.verifier import Style
-from tasks.models.checkpoints import load_model, load_tokenizer, stop_token_ids
+from tasks.models.checkpoints import load_model, load_tokenizer
 from tasks.runtime.context import StageContext
-from tasks.warmstart.teacher import answer_greedily, quality
+from tasks.sampling.engines.opening import engine_spec
+from tasks.training.dev_check import Exam, greedy_answers
 from tests.conftest import REPO
 from tests.support.made_up import artifact, context
 from tests.support.tiny_warmstart import run_opd, run_sft
@@ -46,19 +47,18 @@ def strict_accuracy(model: Artifact, count: int = 200) -> float:
     """Greedy strict accuracy on `count` questions that no test trains on."""
     tokenizer = load_tokenizer(model)
     rows = drawn(count, seed=99, role="test")
-    prompts = [
-        prompt_ids(tokenizer, PromptFormat.TAGS_SHORT, row["question"], enable_thinking=False)
-        for row in rows
-    ]
-    answers = answer_greedily(
-        load_model(model, dtype="float32", attention="eager"),
+    limit = SAMPLER.max_completion_tokens
+    prompt = PromptConfig(format=PromptFormat.TAGS_SHORT)
+    exam = Exam.of(rows, tokenizer, ModelConfig(), prompt, limit)
+    spec = engine_spec(
+        model,
         tokenizer,
-        prompts,
-        stop_ids=stop_token_ids(model, tokenizer),
-        max_tokens=SAMPLER.max_completion_tokens,
-        batch_size=100,
+        model_config=ModelConfig(),
+        sampler=SAMPLER.model_copy(update={"max_num_seqs": 100}),
+        max_prompt_tokens=max(map(len, exam.prompts)),
     )
-    return quality(answers, [row["gold"] for row in rows], Style.TAGS).strict
+    trained = load_model(model, dtype="float32", attention="eager")
+    return exam.shares(greedy_answers(trained, exam, spec))[0]
 
 
 def stage(folder: Path) -> StageContext:

@@ -23,7 +23,8 @@ from ratchet.store.schemas import read_table
 from ratchet.verifier import Style, Verdict, verify
 from tasks.stages import warmstart_sft
 from tasks.training import dev_check
-from tasks.warmstart.data import build_examples, training_order
+from tasks.training.seeds import training_order
+from tasks.warmstart.data import build_examples
 from tasks.warmstart.nan_guard import EXAMPLE
 from tests.conftest import REPO
 from tests.support.tiny_warmstart import SFT, Emit, questions, run_sft, stage_context, with_dev
@@ -246,7 +247,7 @@ def test_killed_and_resumed_gives_the_same_weights_and_table(tmp_path: Path) -> 
     keep: Emit = lambda event: resumed_from.append(event.get("message", ""))  # noqa: E731
     resumed = stage_context(tmp_path / "killed", with_dev(), emit=keep)
     run_sft(resumed)
-    assert "resuming from checkpoint-2" in resumed_from
+    assert "continuing from checkpoint-2" in resumed_from
     whole = stage_context(tmp_path / "whole", with_dev())
     run_sft(whole)
     for name, tensor in weights(whole.out_dir).items():

@@ -11,10 +11,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ratchet.errors import UserError
 from ratchet.verifier import Style
+from tasks.training.dev_check import Exam
 from tasks.warmstart.teacher import (
     fit_vocabulary,
     load_teacher,
-    quality,
     tokenizer_difference,
 )
 from tests.support.tiny_model import tiny_model, tiny_tokenizer
@@ -112,7 +112,7 @@ def load(path: Path) -> PreTrainedModel:
     )
 
 
-def test_quality_counts_strict_and_lenient() -> None:
+def test_shares_count_strict_and_lenient() -> None:
     exact = "<start_working_out>2 + 2 = 4<end_working_out><SOLUTION>4</SOLUTION>"
-    found = quality([exact, f"Well: {exact}", "no idea", "It is 5."], ["4"] * 4, Style.TAGS)
-    assert (found.num_questions, found.strict, found.lenient) == (4, 0.25, 0.5)
+    exam = Exam([[1]] * 4, ["4"] * 4, Style.TAGS, max_tokens=9, prefilled="")
+    assert exam.shares([exact, f"Well: {exact}", "no idea", "It is 5."]) == (0.25, 0.5)

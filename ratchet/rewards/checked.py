@@ -7,15 +7,11 @@ the run with the reward's name instead of poisoning a batch. `None` (not applica
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
-from ratchet.config.run import RewardsConfig
 from ratchet.errors import UserError
-from ratchet.rewards.functions import (
-    RewardFunction,
-    default_weights,
-    resolve_rewards,
-)
+from ratchet.rewards.functions import RewardFunction, default_weights, resolve_rewards
 from ratchet.verifier import Style
 
 
@@ -43,9 +39,11 @@ class CheckedReward:
         return values
 
 
-def checked_rewards(config: RewardsConfig, style: Style) -> tuple[list[CheckedReward], list[float]]:
+def checked_rewards(
+    weights: Mapping[str, float] | None, style: Style
+) -> tuple[list[CheckedReward], list[float]]:
     """Reward functions and their weights; the style's own where the run sets none."""
-    found = resolve_rewards(config.weights or default_weights(style))
+    found = resolve_rewards(weights or default_weights(style))
     return [CheckedReward(name, function) for name, function, _ in found], [
         weight for _, _, weight in found
     ]

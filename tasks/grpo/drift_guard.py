@@ -1,29 +1,30 @@
-"""What happens when the guard has found something: a line in the log, or the end of training.
+"""The drift guard in a GRPO run: what is checked when, and what happens when it has found
+something, a line in the log or the end of training.
 
 Before it halts, the policy as it was before the doubtful batch is saved as a complete checkpoint,
-and the sampler is asked once more: the log-probabilities it gives to the same tokens when it reads
-them, beside those it gave when it sampled them and the trainer's, tell the likely cause by the
-audit's rule (`tasks.audit.diagnosis`).
+and `tasks.grpo.diagnose_drift` looks for the likely cause.
+
+Weights that a LoRA run doesn't train are held against what they were. A merge and unmerge in place,
+an optimizer that was given too much, a hook that writes: each leaves the base a little changed, and
+every later step trains another model than the one that is saved beside the adapter. A checksum over
+the bits of each tensor notices a change of one of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+import torch
 from accelerate.utils import gather_object
+from transformers import TrainerCallback
+from trl import GRPOTrainer
 
 from ratchet.config.run import GuardConfig
 from ratchet.diagnostics.drift import ROUNDING, DriftError, Finding, Guard, Level
-from ratchet.errors import UserError
-from tasks.grpo.base_weights import changed, frozen_checksums
-from tasks.sync.types import ServerError
-from tasks.training.resume import MARKER, PREFIX, newest_checkpoint
-
-if TYPE_CHECKING:
-    from tasks.grpo.trainer import RolloutTrainer
+from tasks.grpo.diagnose_drift import diagnose_drift
+from tasks.training.resume import save_now
 
 FROZEN = "frozen_changed"
 """Figure of a finding about frozen weights."""
@@ -31,9 +32,24 @@ NUM_SHOWN = 3
 """Changed tensors that are named."""
 
 
+def base_weight_checksums(model: torch.nn.Module) -> dict[str, int]:
+    """Checksum of every parameter that isn't trained, by name."""
+    return {
+        name: int(torch.hash_tensor(parameter.detach()).item())
+        for name, parameter in model.named_parameters()
+        if not parameter.requires_grad
+    }
+
+
+def changed(before: dict[str, int], after: dict[str, int]) -> list[str]:
+    """Names of the parameters whose bits differ, in the model's order."""
+    return [name for name, value in before.items() if after[name] != value]
+
+
 @dataclass
-class Oversight:
-    """The guard over one training run, and what it does."""
+class DriftGuardCallback(TrainerCallback):
+    """The guard over one training run, and what it does. `check_batch` and `check_step` are called
+    by the trainer, at places where there is no callback."""
 
     config: GuardConfig
     guard: Guard
@@ -41,18 +57,20 @@ class Oversight:
     base: dict[str, int] = field(default_factory=dict)
     """Checksums of the frozen weights at the start; empty when everything is trained."""
 
-    def begin(self, trainer: RolloutTrainer) -> None:
-        """Remember the frozen weights."""
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, *, model: Any, **kwargs: Any
+    ) -> None:
+        """Called by the trainer, also when it continues: remember the frozen weights."""
         if self.config.base_every:
-            self.base = frozen_checksums(trainer.model)
+            self.base = base_weight_checksums(model)
 
     def check_batch(
-        self, trainer: RolloutTrainer, scored: dict[str, Any], figures: dict[str, float]
+        self, trainer: GRPOTrainer, scored: dict[str, Any], figures: dict[str, float]
     ) -> None:
         """After sampling, before the batch is trained on; DriftError ends the training."""
         self._act(trainer, self.guard.check(figures), scored)
 
-    def check_step(self, trainer: RolloutTrainer, surprise: tuple[float, float] | None) -> None:
+    def check_step(self, trainer: GRPOTrainer, surprise: tuple[float, float] | None) -> None:
         """After a step's gradients, before the weights change; DriftError ends the training."""
         findings = [] if surprise is None else self.guard.check_surprise(*surprise)
         step = trainer.state.global_step + 1
@@ -60,9 +78,9 @@ class Oversight:
             findings += self._check_base(trainer)
         self._act(trainer, findings, None)
 
-    def _check_base(self, trainer: RolloutTrainer) -> list[Finding]:
+    def _check_base(self, trainer: GRPOTrainer) -> list[Finding]:
         # Every process has a copy; what one finds ends them all.
-        mine = changed(self.base, frozen_checksums(trainer.model))
+        mine = changed(self.base, base_weight_checksums(trainer.model))
         names = list(dict.fromkeys(gather_object(mine)))
         if not names:
             return []
@@ -71,7 +89,7 @@ class Oversight:
         return [Finding(Level.HALT, FROZEN, words)]
 
     def _act(
-        self, trainer: RolloutTrainer, findings: list[Finding], scored: dict[str, Any] | None
+        self, trainer: GRPOTrainer, findings: list[Finding], scored: dict[str, Any] | None
     ) -> None:
         step = trainer.state.global_step + 1
         if halting := self.guard.act(step, findings, self.log):
@@ -79,7 +97,7 @@ class Oversight:
 
     def _halt(
         self,
-        trainer: RolloutTrainer,
+        trainer: GRPOTrainer,
         step: int,
         findings: list[Finding],
         scored: dict[str, Any] | None,
@@ -88,7 +106,7 @@ class Oversight:
         cause = self._cause(trainer, findings, scored)
         # The launcher ends all processes soon after the first error: none comes before the cause.
         trainer.accelerator.wait_for_everyone()
-        saved = save_checkpoint(trainer)
+        saved = save_now(trainer)
         kept = (
             "nothing was trained yet"
             if saved is None
@@ -101,7 +119,7 @@ class Oversight:
         )
 
     def _cause(
-        self, trainer: RolloutTrainer, findings: list[Finding], scored: dict[str, Any] | None
+        self, trainer: GRPOTrainer, findings: list[Finding], scored: dict[str, Any] | None
     ) -> str:
         """What is likely wrong, in a sentence or two."""
         if any(finding.figure == FROZEN for finding in findings):
@@ -111,35 +129,6 @@ class Oversight:
             )
         if not trainer.accelerator.is_main_process:
             return ""  # the first process asks the sampler, and tells
-        from tasks.grpo.diagnose_drift import look
-
         rounding = ROUNDING[self.guard.dtype][1]
-        return f"Probable cause: {look(trainer, scored, self.guard.surprise, rounding).words}"
-
-
-def lost_sampler(trainer: RolloutTrainer, error: ServerError) -> UserError:
-    """What to tell when the server failed; the policy is saved first, where it is that of a step
-    that is written down whole."""
-    step, logged = trainer.state.global_step, len(trainer.records.metrics())
-    if trainer.accelerator.num_processes == 1 and logged == step:
-        save_checkpoint(trainer)
-    newest = newest_checkpoint(Path(trainer.args.output_dir))
-    kept = "nothing was trained yet" if newest is None else f"{newest.name} is saved"
-    what, _, log = str(error).partition("\n")
-    return UserError(
-        f"{what} in step {step + 1} of GRPO, {log.partition(':')[0]}: {kept}, and the same command "
-        "goes on from there"
-    )
-
-
-def save_checkpoint(trainer: RolloutTrainer) -> Path | None:
-    """Save the policy as it is as a complete checkpoint; None before the first step."""
-    step = trainer.state.global_step
-    if step == 0:
-        return None
-    folder = Path(trainer.args.output_dir) / f"{PREFIX}{step}"
-    if not (folder / MARKER).exists():
-        trainer.optimizer.zero_grad()
-        trainer._save_checkpoint(trainer.model, trial=None)
-        trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
-    return folder
+        found = diagnose_drift(trainer, scored, self.guard.surprise, rounding)
+        return f"Probable cause: {found.words}"
