@@ -17,7 +17,6 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -34,7 +33,7 @@ from tasks.grpo import process
 from tasks.grpo.process import EVENTS, FAILURE, RESULT, TASK, Failure, Task
 from tasks.grpo.settings import Sections
 from tasks.runtime.context import StageContext, StageResult
-from tasks.runtime.supervisor import Supervised
+from tasks.runtime.supervisor import Supervised, by_signal
 
 POLL_SECONDS = 0.2
 TAIL_LINES = 60
@@ -152,10 +151,8 @@ def failure(folder: Path, count: int, said: str) -> UserError | RuntimeError:
         return UserError(mistakes[0].message)
     found = ROOT_CAUSE.search(said)
     if found and int(found[2]) < 0 and int(found[1]) not in {one.rank for one in told}:
-        number = -int(found[2])
-        hint = " (out of memory?)" if number == signal.SIGKILL else ""
-        what = f"was ended by signal {number}{hint}"
-        return RuntimeError(f"training process {found[1]} of {count} {what}, the others with it")
+        what = f"training process {found[1]} of {count} was ended {by_signal(-int(found[2]))}"
+        return RuntimeError(f"{what}, the others with it")
     if told:
         first = min(told, key=lambda one: one.time)
         return RuntimeError(f"training process {first.rank} of {count} failed: {first.message}")

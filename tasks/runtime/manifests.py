@@ -89,14 +89,11 @@ def manifest_of(
     code_version: str,
     seed: int,
     started_at: float,
-    summary: Mapping[str, Any],
-    markdown: str = "",
-    sampled_tokens: int = 0,
-    device_seconds: float = 0.0,
+    result: StageResult,
     prefect: Mapping[str, str] | None = None,
-    wandb_run: str | None = None,
 ) -> Manifest:
-    """The manifest of what lies in `out_dir`; `Store.commit` adds the files.
+    """The manifest of what lies in `out_dir`, which `result` is told of; `Store.commit` adds the
+    files.
 
     `inputs` are the artifacts used, by role. `started_at` is in seconds since the epoch; the
     duration runs from it to now.
@@ -120,12 +117,12 @@ def manifest_of(
         rows=table_rows(out_dir),
         files={},
         content="",
-        summary=dict(summary),
-        markdown=markdown,
-        sampled_tokens=sampled_tokens,
-        device_seconds=round(device_seconds, 3),
+        summary=dict(result.summary),
+        markdown=result.markdown,
+        sampled_tokens=result.sampled_tokens,
+        device_seconds=round(result.device_seconds, 3),
         prefect=dict(prefect or {}),
-        wandb_run=wandb_run,
+        wandb_run=result.wandb_run,
     )
 
 
@@ -149,10 +146,6 @@ def new_manifest(
         code_version=job.code_version,
         seed=job.seed,
         started_at=started_at,
-        summary=result.summary,
-        markdown=result.markdown,
-        sampled_tokens=result.sampled_tokens,
-        device_seconds=result.device_seconds,
+        result=result,
         prefect=job.prefect,
-        wandb_run=result.wandb_run,
     )

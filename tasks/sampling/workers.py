@@ -21,14 +21,15 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ratchet.config.run import ModelConfig, SamplerConfig, WorkersConfig
-from ratchet.errors import UserError
+from ratchet.errors import UserError, in_one_line
 from ratchet.resources.device import cuda_names
 from tasks.runtime.context import StageContext
-from tasks.runtime.supervisor import die_with_parent
+from tasks.runtime.supervisor import by_signal, die_with_parent
 from tasks.runtime.worker import set_environment
 from tasks.sampling.engines import OnProgress, Sampler, open_sampler
 from tasks.sampling.progress import Progress
@@ -104,7 +105,7 @@ def make_here(work: Work, missing: Todo, progress: Progress) -> dict[str, Made]:
     made: dict[str, Made] = {}
     with closing(ShardWorker(work)) as worker:
         for key, shard in missing.items():
-            made[key] = worker.make(key, shard, progress.watch(0))
+            made[key] = worker.make(key, shard, partial(progress.tell, 0))
             progress.finish(0, shard.num_completions, made[key].num_tokens)
     return made
 
@@ -143,8 +144,7 @@ class _Process:
         self._process.join()
         code = self._process.exitcode
         assert code is not None
-        hint = " (out of memory?)" if code == -9 else ""
-        how = f"by signal {-code}{hint}" if code < 0 else f"with code {code}"
+        how = by_signal(-code) if code < 0 else f"with code {code}"
         return f"sampling worker {self.number} (process {self._process.pid}) ended {how}"
 
     def dismiss(self) -> None:
@@ -259,7 +259,6 @@ def _serve(work: Work, pipe: Connection, device: str | None, parent: int) -> Non
         pipe.send(("failed", UserError, str(error)))
     except Exception as error:
         traceback.print_exc()
-        what = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-        pipe.send(("failed", RuntimeError, f"{what} (the log has its traceback)"))
+        pipe.send(("failed", RuntimeError, f"{in_one_line(error)} (the log has its traceback)"))
     # Without interpreter shutdown, as in tasks.runtime.worker: no engine's exit handler shall hang.
     os._exit(0)

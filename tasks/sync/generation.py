@@ -21,7 +21,6 @@ from tasks.sync.engine import AdapterLLM, engine_arguments, engine_process, work
 from tasks.sync.readback import adapter_slot, effective_weights, vocab_rows
 from tasks.sync.types import SAMPLING_FIELDS, EngineFacts, Sampled, as_sampled
 from tasks.sync.versioned import (
-    AdapterSampler,
     AdapterSync,
     MergedSync,
     VersionedGeneration,
@@ -115,12 +114,6 @@ class AdapterGeneration(AdapterSync, ColocatedGeneration):
     """The adapter itself goes to the engine, under a version."""
 
     llm_class = AdapterLLM
-
-    @property
-    def sampler(self) -> AdapterSampler:
-        """The engine."""
-        engine: AdapterSampler = self.llm
-        return engine
 
 
 class MergedGeneration(MergedSync, ColocatedGeneration):

@@ -28,7 +28,7 @@ from ratchet.resources.device import cuda_names
 from tasks.sync.server import ServerSettings, VllmServer
 from tasks.sync.server_client import ServerClient
 from tasks.sync.types import SAMPLING_FIELDS, EngineFacts, Sampled, as_sampled
-from tasks.sync.versioned import AdapterSampler, AdapterSync, MergedSync, VersionedGeneration
+from tasks.sync.versioned import AdapterSync, MergedSync, VersionedGeneration
 
 API_DEFAULTS = {"presence_penalty": 0.0, "frequency_penalty": 0.0}
 """What vLLM's API takes where a request says nothing and the server has no defaults of its own."""
@@ -123,11 +123,6 @@ class ServerGeneration(VersionedGeneration):
 
 class ServerAdapterGeneration(AdapterSync, ServerGeneration):
     """The adapter itself goes to the server, under a version."""
-
-    @property
-    def sampler(self) -> AdapterSampler:
-        """The server's client."""
-        return self.vllm_client
 
     def _transfer(self) -> int:
         return super()._transfer() if self.accelerator.is_main_process else 0

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -32,7 +32,8 @@ from trl.generation.vllm_generation import VLLMGeneration
 from trl.trainer import grpo_trainer
 
 from tasks.sync.adapter import AdapterVersion, AdapterVersions
-from tasks.sync.engine import EngineSettings
+from tasks.sync.engine import AdapterLLM, EngineSettings
+from tasks.sync.server_client import ServerClient
 from tasks.sync.types import EngineFacts, OnWire, Sampled, SyncRecord
 
 
@@ -141,15 +142,6 @@ def sampled_by(
         yield
 
 
-class AdapterSampler(Protocol):
-    """A sampler that loads adapters."""
-
-    current: AdapterVersion | None
-
-    def use(self, version: AdapterVersion) -> None:
-        """Sample from `version` from now on, and from no other."""
-
-
 class AdapterSync(VersionedGeneration):
     """The adapter itself goes to the sampler, under a version."""
 
@@ -158,9 +150,11 @@ class AdapterSync(VersionedGeneration):
         super().__init__(*args, settings=settings, **kwargs)
 
     @property
-    @abstractmethod
-    def sampler(self) -> AdapterSampler:
+    def sampler(self) -> AdapterLLM | ServerClient:
         """What loads the versions."""
+        loads: AdapterLLM | ServerClient
+        loads = self.vllm_client if self.mode == "server" else self.llm
+        return loads
 
     def _transfer(self) -> int:
         previous = self.sampler.current
