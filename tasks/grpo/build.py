@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
 from accelerate import PartialState
-from transformers import GenerationConfig, PreTrainedTokenizerBase, PrinterCallback
+from transformers import GenerationConfig, PreTrainedTokenizerBase, PrinterCallback, TrainerCallback
 from trl.trainer import grpo_trainer
 
 from ratchet.config.run import Dtype, GrpoConfig, SamplerConfig
@@ -34,10 +34,10 @@ from tasks.runtime.context import StageContext
 from tasks.sampling.engines.base import EngineSpec
 from tasks.sampling.engines.opening import engine_spec
 from tasks.training.arguments import training_folder
-from tasks.training.dev_check import DevCheckCallback, Exam
+from tasks.training.dev_check import DevCheckCallback, EvalSet
 from tasks.training.resume import CheckpointKeeper, newest_checkpoint, step_of
 from tasks.training.seeds import step_seed
-from tasks.training.vllm import adapters_folder, colocated_backend
+from tasks.training.vllm import adapters_folder, sampling_backend
 from tasks.training.wandb_run import report_to
 
 
@@ -47,9 +47,9 @@ def build_trainer(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Prompts,
     training_log: TrainingLog,
-    exam: Exam | None = None,
+    dev: EvalSet | None = None,
 ) -> RolloutTrainer:
-    """The trainer; UserError for settings or prompts that can't be trained with. `exam` holds the
+    """The trainer; UserError for settings or prompts that can't be trained with. `dev` holds the
     dev questions."""
     grpo, dtype = sections.grpo, sections.model.dtype
     use_vllm = sections.sampler.engine == "vllm"
@@ -59,7 +59,7 @@ def build_trainer(
     policy = load_model(
         ctx.inputs["model"], dtype=training_dtype(grpo, dtype), attention=attention(dtype)
     )
-    spec = _engine_spec(ctx, sections, tokenizer, prompts, exam)
+    spec = _engine_spec(ctx, sections, tokenizer, prompts, dev)
     # Sampling defaults of the model must not leak into training, and what ends a completion must
     # be what ended it when the questions were sampled.
     policy.generation_config = GenerationConfig(
@@ -77,14 +77,18 @@ def build_trainer(
         report_to=report_to(sections.wandb),
     )
     adapter = lora_config(grpo.lora)
-    # The budget comes first: a step that spends it is saved, and what is saved is checked.
-    budget = [] if grpo.max_tokens is None else [TokenBudget(grpo.max_tokens)]
-    check = [] if exam is None else [DevCheckCallback(ctx.log, exam, spec, by_engine=use_vllm)]
-    telling = TrainingLogCallback(
-        ctx, training_log, sections.as_json(), None if adapter is None else adapter.to_dict()
-    )
+    callbacks: list[TrainerCallback] = [
+        TrainingLogCallback(
+            ctx, training_log, sections.as_json(), None if adapter is None else adapter.to_dict()
+        ),
+        CheckpointKeeper(grpo.keep_checkpoints),
+    ]
+    if dev is not None:
+        callbacks.insert(0, DevCheckCallback(ctx.log, dev, spec, by_engine=use_vllm))
+    if grpo.max_tokens is not None:  # first: a step that spends it is saved, and so checked
+        callbacks.insert(0, TokenBudget(grpo.max_tokens))
     count = generation_batches(grpo) * grpo.prompts_per_step
-    with sampling_backend(ctx, grpo, sections.sampler, spec, dtype):
+    with policy_sampler(ctx, grpo, sections.sampler, spec, dtype):
         trainer = RolloutTrainer(
             prompts=prompts,
             style=style,
@@ -97,12 +101,8 @@ def build_trainer(
             train_dataset=prompts.ordered(count, ctx.seed),
             processing_class=tokenizer,
             peft_config=adapter,
-            callbacks=[*budget, *check, telling, CheckpointKeeper(grpo.keep_checkpoints)],
+            callbacks=callbacks,
         )
-    for spending in budget:
-        spending.trainer = trainer
-    for checking in check:
-        checking.trainer = trainer
     trainer.remove_callback(PrinterCallback)
     return trainer
 
@@ -112,7 +112,7 @@ def _engine_spec(
     sections: Sections,
     tokenizer: PreTrainedTokenizerBase,
     prompts: Prompts,
-    exam: Exam | None,
+    dev: EvalSet | None,
 ) -> EngineSpec:
     """How the policy is sampled; UserError when its context can't hold prompt and completion."""
     grpo = sections.grpo
@@ -121,7 +121,7 @@ def _engine_spec(
         tokenizer,
         model_config=sections.model,
         sampler=sections.sampler,
-        max_prompt_tokens=max([prompts.longest, *([] if exam is None else map(len, exam.prompts))]),
+        max_prompt_tokens=max([prompts.longest, *([] if dev is None else map(len, dev.prompts))]),
     )
     engines = 1 if grpo.vllm_mode == "server" else PartialState().num_processes
     most = grpo.prompts_per_step * grpo.group_size // engines
@@ -150,16 +150,15 @@ def check_backend(grpo: GrpoConfig, sampler: SamplerConfig, dtype: Dtype) -> Non
         check_nccl_devices(grpo.vllm_server_device, PartialState().num_processes)
 
 
-def sampling_backend(
+def policy_sampler(
     ctx: StageContext, grpo: GrpoConfig, sampler: SamplerConfig, spec: EngineSpec, dtype: Dtype
 ) -> AbstractContextManager[None]:
-    """What puts our vLLM backend into the trainer that is made inside; nothing to be put there when
-    the trainer samples by itself."""
-    if sampler.engine != "vllm":
-        return nullcontext()
-    adapter = grpo.lora if resolved_sync(grpo, dtype) == "adapter" else None
+    """What puts our sampler into the trainer that is made inside: vLLM in a server that it starts,
+    or see `sampling_backend`."""
+    by_adapter = sampler.engine == "vllm" and resolved_sync(grpo, dtype) == "adapter"
+    adapter = grpo.lora if by_adapter else None
     if grpo.vllm_mode == "colocate":
-        return colocated_backend(ctx, spec, adapter, grpo_trainer)
+        return sampling_backend(ctx, sampler, spec, adapter, grpo_trainer)
     from tasks.sync import server_generation
     from tasks.sync.engine import engine_rank
     from tasks.sync.server import ServerSettings

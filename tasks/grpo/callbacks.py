@@ -6,14 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transformers import TrainerCallback
-
 from ratchet.diagnostics.doctor import Ailment, examine
 from ratchet.rollouts.training_log import TrainingLog
 from ratchet.rollouts.training_run import case_of
 from tasks.grpo.rollout import finite
 from tasks.runtime.context import StageContext
-from tasks.training.progress import ProgressCallback
+from tasks.training.callbacks import BoundCallback, ProgressCallback
 
 EXAMINE_EVERY = 10
 """Steps between two looks of the doctor."""
@@ -77,7 +75,7 @@ def tokens_of(metrics: Sequence[Mapping[str, Any]]) -> int:
     return int(sum(row.get(SAMPLED_TOKENS) or 0 for row in metrics))
 
 
-class TokenBudget(TrainerCallback):
+class TokenBudget(BoundCallback):
     """Ends training, with a checkpoint, after the step that brings the tokens to `max_tokens`.
 
     Algorithms that sample differently much per step (dynamic sampling above all) are compared
@@ -88,7 +86,6 @@ class TokenBudget(TrainerCallback):
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
         self.spent = 0
-        self.trainer: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Called by the trainer, also when it continues from a checkpoint."""

@@ -11,7 +11,7 @@ from tasks.grpo.settings import Sections, attention
 from tasks.grpo.train import Trained
 from tasks.grpo.trainer import RolloutTrainer
 from tasks.runtime.context import StageContext, StageResult
-from tasks.training.dev_check import chosen_words, dev_summary
+from tasks.training.dev_check import describe_chosen, dev_summary
 from tasks.training.policy import best_policy, save_policy
 
 NUM_FIXED_TEXTS = 8
@@ -129,7 +129,7 @@ def markdown(summary: dict[str, Any]) -> str:
             line("truncated", "truncated_share"),
             line("tokens per completion", "mean_tokens"),
             "",
-            chosen_words(summary),
+            describe_chosen(summary),
             "",
             drift,
             f"The reloaded checkpoint differs from the trained policy by "

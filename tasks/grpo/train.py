@@ -8,6 +8,7 @@ saved the policy that it had.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from tasks.grpo.trainer import RolloutTrainer
 from tasks.models.checkpoints import load_tokenizer
 from tasks.runtime.context import StageContext
 from tasks.sync.types import ServerError
-from tasks.training.dev_check import dev_exam
+from tasks.training.arguments import training_folder
+from tasks.training.dev_check import dev_set
 from tasks.training.resume import (
     newest_checkpoint,
     save_now,
@@ -56,43 +58,34 @@ def prepare(ctx: StageContext, sections: Sections) -> tuple[PreTrainedTokenizerB
 def train(
     ctx: StageContext, sections: Sections, tokenizer: PreTrainedTokenizerBase, prompts: Prompts
 ) -> Trained:
-    """Train to the end, or this process's part of it where several train."""
-    training_log = TrainingLog(ctx.work_dir / STEPS_FOLDER)
+    """Train to the end, or this process's part of it where several train; what was logged after
+    the newest checkpoint is forgotten."""
+    grpo, training_log = sections.grpo, TrainingLog(ctx.work_dir / STEPS_FOLDER)
     settings = {name: sections.as_json()[name] for name in ("grpo", "rewards")}
     with wandb_run(ctx, "grpo", sections.wandb, settings) as wandb_place:
-        exam = dev_exam(
+        dev = dev_set(
             ctx.inputs,
             tokenizer,
             sections.model,
             sections.prompt,
-            count=sections.grpo.dev_questions,
+            count=grpo.dev_questions,
             max_tokens=sections.sampler.max_completion_tokens,
         )
-        trainer = build_trainer(ctx, sections, tokenizer, prompts, training_log, exam)
+        trainer = build_trainer(ctx, sections, tokenizer, prompts, training_log, dev)
         try:
-            _train_on(ctx, trainer, training_log, sections.grpo.max_tokens)
+            if trainer.accelerator.is_main_process:
+                training_log.forget_after(step_of(newest_checkpoint(training_folder(ctx))))
+            trainer.accelerator.wait_for_everyone()
+            trainer.drift_guard.guard.first_drift = training_log.first("drift_mean")
+            train_from_newest_checkpoint(
+                trainer, ctx.log, lambda rows: tokens_of(rows) >= (grpo.max_tokens or math.inf)
+            )
+        except ServerError as error:
+            raise lost_sampler(trainer, training_log, error) from error
         finally:
             if trainer.use_vllm:
                 trainer.vllm_generation.close()
     return Trained(trainer, training_log, tokenizer, len(prompts.rows), wandb_place)
-
-
-def _train_on(
-    ctx: StageContext, trainer: RolloutTrainer, training_log: TrainingLog, max_tokens: int | None
-) -> None:
-    """Train to the end; what was logged after the newest checkpoint is forgotten."""
-    if trainer.accelerator.is_main_process:
-        training_log.forget_after(step_of(newest_checkpoint(Path(trainer.args.output_dir))))
-    trainer.accelerator.wait_for_everyone()
-    trainer.drift_guard.guard.first_drift = training_log.first("drift_mean")
-    try:
-        train_from_newest_checkpoint(
-            trainer,
-            ctx.log,
-            lambda rows: max_tokens is not None and tokens_of(rows) >= max_tokens,
-        )
-    except ServerError as error:
-        raise lost_sampler(trainer, training_log, error) from error
 
 
 def lost_sampler(

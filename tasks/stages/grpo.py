@@ -8,7 +8,7 @@ vLLM as an adapter version, or all of them (`tasks.sync`). One optimizer step us
 The way through: `prepare` reads the questions, `check_before_loading` refuses what can't work,
 `train` trains (`tasks.grpo.train`, which also says how a killed run goes on), and `finish` writes
 the result. With `grpo.processes` above 1 the last two happen in that many processes
-(`tasks.grpo.processes`).
+(`tasks.grpo.launch`).
 
 The result is the checkpoint that did best on dev questions (`tasks.training.dev_check`), the last
 one where there are none.
@@ -25,9 +25,9 @@ from ratchet.config.run import (
     SamplerConfig,
     WandbConfig,
 )
-from tasks.grpo.before import check_before_loading
+from tasks.grpo.checks import check_before_loading
 from tasks.grpo.finish import finish
-from tasks.grpo.processes import train_in_processes
+from tasks.grpo.launch import train_in_processes
 from tasks.grpo.settings import Sections
 from tasks.grpo.train import prepare, train
 from tasks.runtime.context import StageContext, StageResult

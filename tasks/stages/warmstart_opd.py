@@ -19,6 +19,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from trl import DistillationConfig
+from trl.trainer import distillation_trainer
 
 from ratchet.config.run import (
     ModelConfig,
@@ -33,17 +34,16 @@ from tasks.models.lora import lora_config
 from tasks.runtime.context import StageContext, StageResult
 from tasks.sampling.engines.base import EngineSpec
 from tasks.sampling.engines.opening import engine_spec
-from tasks.training.dev_check import DevCheckCallback, Exam, greedy_answers
+from tasks.training.dev_check import DevCheckCallback, EvalSet, greedy_answers
 from tasks.training.seeds import training_order
-from tasks.training.vllm import vllm_arguments
+from tasks.training.vllm import sampling_backend, vllm_arguments
 from tasks.training.wandb_run import wandb_run
 from tasks.warmstart.data import warmup_questions
 from tasks.warmstart.distillation_trainer import (
     GuardedDistillationTrainer,
     check_backend,
+    describe_drift,
     drift_summary,
-    drift_words,
-    sampling_backend,
 )
 from tasks.warmstart.nan_guard import EXAMPLE, NanGuard, Setting
 from tasks.warmstart.teacher import load_teacher
@@ -55,13 +55,13 @@ NUM_TEACHER_QUESTIONS = 64
 """Warm-up questions on which the teacher is measured at most."""
 
 
-def _teacher_shares(
-    ctx: StageContext, teacher: PreTrainedModel, exam: Exam, spec: EngineSpec
+def _teacher_accuracy(
+    ctx: StageContext, teacher: PreTrainedModel, eval_set: EvalSet, spec: EngineSpec
 ) -> tuple[float, float]:
     """The teacher's greedy answers, verified: shares of strictly and leniently right ones."""
-    strict, lenient = exam.shares(greedy_answers(teacher, exam, spec))
+    strict, lenient = eval_set.accuracy(greedy_answers(teacher, eval_set, spec))
     ctx.log(
-        f"teacher on {len(exam.golds)} warm-up questions, greedy: {strict:.3f} strict, "
+        f"teacher on {len(eval_set.golds)} warm-up questions, greedy: {strict:.3f} strict, "
         f"{lenient:.3f} lenient"
     )
     return strict, lenient
@@ -121,7 +121,8 @@ def _trainer(
     )
     student, teacher = models
     order = training_order(len(prompts), opd.steps * opd.batch_size, ctx.seed)
-    with sampling_backend(ctx, opd.lora, sampler, spec):
+    adapter = opd.lora if opd.lora.enabled else None
+    with sampling_backend(ctx, sampler, spec, adapter, distillation_trainer):
         return GuardedDistillationTrainer(
             NanGuard(setting, [row["question_id"] for row in questions], ctx.work_dir),
             model.dtype,
@@ -150,24 +151,23 @@ def run(
     questions = warmup_questions(ctx, warmstart.data)
     random.Random(ctx.seed).shuffle(questions)
     tokenizer = load_tokenizer(ctx.inputs["model"])
-    limit = sampler.max_completion_tokens
-    prompts = Exam.of(questions, tokenizer, model, prompt, limit).prompts
+    asked = EvalSet.of(questions, tokenizer, model, prompt, sampler.max_completion_tokens)
     spec = replace(
         engine_spec(
             ctx.inputs["model"],
             tokenizer,
             model_config=model,
             sampler=sampler,
-            max_prompt_tokens=max(map(len, prompts)),
+            max_prompt_tokens=max(map(len, asked.prompts)),
         ),
         gpu_memory_utilization=opd.vllm_memory_utilization,
     )
     student, teacher = _models(ctx, model, opd, tokenizer)
-    exam = Exam.of(questions[:NUM_TEACHER_QUESTIONS], tokenizer, model, prompt, limit)
-    strict, lenient = _teacher_shares(ctx, teacher, exam, spec)
+    count = min(NUM_TEACHER_QUESTIONS, len(questions))
+    strict, lenient = _teacher_accuracy(ctx, teacher, asked.first(count), spec)
     texts = [
         tokenizer.decode(ids, clean_up_tokenization_spaces=False) + row["gold"]
-        for ids, row in zip(prompts, questions, strict=True)
+        for ids, row in zip(asked.prompts, questions, strict=True)
     ]
     with wandb_run(ctx, "warmstart_opd", wandb, opd.model_dump(mode="json")) as wandb_place:
         check = dev_check(ctx, opd, tokenizer, model=model, prompt=prompt, sampler=sampler)
@@ -176,7 +176,7 @@ def run(
             tokenizer,
             (student, teacher),
             questions,
-            prompts,
+            asked.prompts,
             spec,
             model=model,
             sampler=sampler,
@@ -193,7 +193,7 @@ def run(
     lengths = [row["completions/mean_length"] for row in trained.rows]
     drift = drift_summary(trained.rows)
     measured = {
-        "teacher_num_questions": len(exam.golds),
+        "teacher_num_questions": count,
         "teacher_strict": strict,
         "teacher_lenient": lenient,
     }
@@ -203,8 +203,8 @@ def run(
         | trained.summary()
         | drift,
         markdown=f"Distilled from {opd.teacher}, which itself answers {strict:.3f} strictly right "
-        f"({lenient:.3f} leniently) of {len(exam.golds)} of the {len(questions)} warm-up "
-        f"questions. {trained.words()} {drift_words(drift)}",
+        f"({lenient:.3f} leniently) of {count} of the {len(questions)} warm-up questions. "
+        f"{trained.describe()} {describe_drift(drift)}",
         sampled_tokens=sum(round(length * opd.batch_size) for length in lengths),
         device_seconds=trained.seconds,
         wandb_run=wandb_place,

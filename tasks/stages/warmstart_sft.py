@@ -95,15 +95,15 @@ def dataset(examples: list[Example], order: list[int]) -> Dataset:
 
 
 @dataclass(frozen=True)
-class Lessons:
-    """What is learnt from."""
+class TrainingData:
+    """What is data from."""
 
     examples: list[Example]
     order: list[int]
     """Indices of examples as they are trained on."""
     counts: dict[str, int]
     """Figures for the stage's summary."""
-    words: str
+    description: str
     """The same for people."""
 
 
@@ -111,7 +111,7 @@ def _trainer(
     ctx: StageContext,
     arguments: dict[str, Any],
     tokenizer: PreTrainedTokenizerBase,
-    learnt: Lessons,
+    data: TrainingData,
     sft: SftConfig,
     dtype: str,
     check: DevCheckCallback | None,
@@ -123,7 +123,7 @@ def _trainer(
     return GuardedSftTrainer(
         NanGuard(
             Setting("sft", sft.attention, dtype, model_location(start).path),
-            [example.question_id for example in learnt.examples],
+            [example.question_id for example in data.examples],
             ctx.work_dir,
         ),
         model=load_model(start, dtype="float32", attention=sft.attention),
@@ -133,7 +133,7 @@ def _trainer(
             dataset_kwargs={"skip_prepare_dataset": True},
             train_sampling_strategy="sequential",
         ),
-        train_dataset=dataset(learnt.examples, learnt.order),
+        train_dataset=dataset(data.examples, data.order),
         data_collator=Collator(pad_id),
         processing_class=tokenizer,
         peft_config=lora_config(sft.lora),
@@ -141,7 +141,7 @@ def _trainer(
     )
 
 
-def _lessons(
+def _training_data(
     ctx: StageContext,
     tokenizer: PreTrainedTokenizerBase,
     questions: Sequence[dict[str, Any]],
@@ -149,7 +149,7 @@ def _lessons(
     prompt: PromptConfig,
     enable_thinking: bool,
     sft: SftConfig,
-) -> Lessons:
+) -> TrainingData:
     """Examples of `questions` and the order to train on them; UserError when there are none."""
     references: list[Example] = []
     samples: list[Example] = []
@@ -191,7 +191,7 @@ def _lessons(
         "num_examples": len(examples),
         "num_answer_tokens": sum(len(examples[i].answer_ids) for i in order),
     }
-    return Lessons(examples, order, counts, " and ".join(parts))
+    return TrainingData(examples, order, counts, " and ".join(parts))
 
 
 def run(
@@ -208,7 +208,7 @@ def run(
     questions = warmup_questions(ctx, warmstart.data)
     random.Random(ctx.seed).shuffle(questions)
     tokenizer = load_tokenizer(ctx.inputs["model"])
-    learnt = _lessons(
+    data = _training_data(
         ctx,
         tokenizer,
         questions,
@@ -216,22 +216,22 @@ def run(
         enable_thinking=model.enable_thinking,
         sft=sft,
     )
-    num_steps = math.ceil(len(learnt.order) / sft.batch_size)
-    ctx.log(f"{num_steps} steps on {learnt.words}")
+    num_steps = math.ceil(len(data.order) / sft.batch_size)
+    ctx.log(f"{num_steps} steps on {data.description}")
     texts = [
         tokenizer.decode(example.input_ids, clean_up_tokenization_spaces=False)
-        for example in learnt.examples
+        for example in data.examples
     ]
     with wandb_run(ctx, "warmstart_sft", wandb, sft.model_dump(mode="json")) as wandb_place:
         arguments = trainer_arguments(ctx, sft, model=model, num_steps=num_steps, wandb=wandb)
         check = dev_check(ctx, sft, tokenizer, model=model, prompt=prompt, sampler=sampler)
-        trainer = _trainer(ctx, arguments, tokenizer, learnt, sft, model.dtype, check)
+        trainer = _trainer(ctx, arguments, tokenizer, data, sft, model.dtype, check)
         trained = train(
             ctx, trainer, tokenizer, texts, dtype=model.dtype, attention=sft.attention, check=check
         )
     return StageResult(
-        summary=learnt.counts | trained.summary(),
-        markdown=f"Fine-tuned on {learnt.words}. {trained.words()}",
+        summary=data.counts | trained.summary(),
+        markdown=f"Fine-tuned on {data.description}. {trained.describe()}",
         device_seconds=trained.seconds,
         wandb_run=wandb_place,
     )

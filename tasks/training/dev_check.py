@@ -16,7 +16,7 @@ from typing import Any
 
 from accelerate.utils import gather_object
 from peft import PeftModel
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ratchet.config.run import ModelConfig, PromptConfig
 from ratchet.prompts import STYLE_OF, answer_start, prompt_ids, prompt_text
@@ -24,6 +24,7 @@ from ratchet.store.store import Artifact
 from ratchet.verifier import Style, verify_batch
 from tasks.sampling.engines.base import EngineSpec, as_samples
 from tasks.sampling.engines.transformers_engine import TransformersSampler
+from tasks.training.callbacks import BoundCallback
 
 DEV_STRICT = "dev_strict"
 DEV_LENIENT = "dev_lenient"
@@ -31,7 +32,7 @@ DEV_SECONDS = "dev_seconds"
 
 
 @dataclass(frozen=True)
-class Exam:
+class EvalSet:
     """Questions as they are put to a model."""
 
     prompts: list[list[int]]
@@ -50,12 +51,12 @@ class Exam:
         model: ModelConfig,
         prompt: PromptConfig,
         max_tokens: int,
-    ) -> Exam:
-        """The exam that rows of the questions table make; at least one."""
+    ) -> EvalSet:
+        """The rows of the questions table, at least one, as they are put to `model`."""
         thinking = model.enable_thinking
         texts = [row["question"] for row in rows]
         first = prompt_text(tokenizer, prompt.format, texts[0], enable_thinking=thinking)
-        return Exam(
+        return EvalSet(
             [
                 prompt_ids(tokenizer, prompt.format, text, enable_thinking=thinking)
                 for text in texts
@@ -66,7 +67,11 @@ class Exam:
             answer_start(first),
         )
 
-    def shares(self, answers: Sequence[str]) -> tuple[float, float]:
+    def first(self, count: int) -> EvalSet:
+        """Its first questions."""
+        return replace(self, prompts=self.prompts[:count], golds=self.golds[:count])
+
+    def accuracy(self, answers: Sequence[str]) -> tuple[float, float]:
         """Shares of strictly and leniently right answers."""
         texts = [self.prefilled + answer for answer in answers]
         verdicts = verify_batch(texts, self.golds, self.style)
@@ -76,7 +81,7 @@ class Exam:
         )
 
 
-def dev_exam(
+def dev_set(
     inputs: Mapping[str, Artifact],
     tokenizer: PreTrainedTokenizerBase,
     model: ModelConfig,
@@ -84,23 +89,27 @@ def dev_exam(
     *,
     count: int,
     max_tokens: int,
-) -> Exam | None:
+) -> EvalSet | None:
     """The first `count` dev questions of a run; None where there are none or none are wanted."""
     table = inputs["questions"].table("questions", ["role", "question", "gold"])
     rows = [row for row in table.to_pylist() if row["role"] == "dev"][:count]
-    return Exam.of(rows, tokenizer, model, prompt, max_tokens) if rows else None
+    return EvalSet.of(rows, tokenizer, model, prompt, max_tokens) if rows else None
 
 
-def greedy_answers(model: PreTrainedModel | PeftModel, exam: Exam, spec: EngineSpec) -> list[str]:
+def greedy_answers(
+    model: PreTrainedModel | PeftModel, eval_set: EvalSet, spec: EngineSpec
+) -> list[str]:
     """Greedy answers by a model's own weights; it is left in the mode it was in."""
     training = model.training
     sampler = TransformersSampler(spec, model.eval())
-    found = sampler.generate(exam.prompts, n=1, temperature=0.0, max_tokens=exam.max_tokens, seed=0)
+    found = sampler.generate(
+        eval_set.prompts, n=1, temperature=0.0, max_tokens=eval_set.max_tokens, seed=0
+    )
     model.train(training)
     return [samples[0].text for samples in found]
 
 
-class DevCheckCallback(TrainerCallback):
+class DevCheckCallback(BoundCallback):
     """Answers the dev questions whenever a checkpoint is due; with `patience`, training ends after
     that many checkpoints in a row that are worse than the best.
 
@@ -110,18 +119,17 @@ class DevCheckCallback(TrainerCallback):
     def __init__(
         self,
         log: Callable[[str], None],
-        exam: Exam,
+        eval_set: EvalSet,
         spec: EngineSpec,
         *,
         by_engine: bool = False,
         patience: int | None = None,
     ) -> None:
         self.log = log
-        self.exam = exam
+        self.eval_set = eval_set
         self.spec = spec
         self.by_engine = by_engine
         self.patience = patience
-        self.trainer: Any = None
         self.seconds = 0.0
         """Spent in this attempt."""
 
@@ -130,7 +138,7 @@ class DevCheckCallback(TrainerCallback):
         if not control.should_save:
             return
         start = time.perf_counter()
-        strict, lenient = self.exam.shares(self._every_answer(state.global_step))
+        strict, lenient = self.eval_set.accuracy(self._every_answer(state.global_step))
         seconds = time.perf_counter() - start
         self.seconds += seconds
         figures = {DEV_STRICT: strict, DEV_LENIENT: lenient, DEV_SECONDS: seconds}
@@ -150,23 +158,25 @@ class DevCheckCallback(TrainerCallback):
 
     def _every_answer(self, step: int) -> list[str]:
         """The answers to all questions; each training process gives its share of them."""
-        accelerator, prompts = self.trainer.accelerator, self.exam.prompts
+        accelerator, prompts = self.trainer.accelerator, self.eval_set.prompts
         count, rank = accelerator.num_processes, accelerator.process_index
         share = -(-len(prompts) // count)
         mine = [*prompts[rank::count], prompts[0]][:share]  # a server is asked equally by all
         answer = self._by_engine if self.by_engine else self._by_trained
-        found = gather_object(answer(step, replace(self.exam, prompts=mine)))
+        found = gather_object(answer(step, replace(self.eval_set, prompts=mine)))
         return [found[i % count * share + i // count] for i in range(len(prompts))]
 
-    def _by_trained(self, step: int, exam: Exam) -> list[str]:
+    def _by_trained(self, step: int, eval_set: EvalSet) -> list[str]:
         policy = self.trainer.accelerator.unwrap_model(self.trainer.model)
-        return greedy_answers(policy, exam, self.spec)
+        return greedy_answers(policy, eval_set, self.spec)
 
-    def _by_engine(self, step: int, exam: Exam) -> list[str]:
+    def _by_engine(self, step: int, eval_set: EvalSet) -> list[str]:
         sampler = self.trainer.vllm_generation
         sampler.sync_as(step)
         self.trainer._last_loaded_step = step  # the next batch is sampled from this version
-        answers = sampler.sample(exam.prompts, n=1, temperature=0.0, max_tokens=exam.max_tokens)
+        answers = sampler.sample(
+            eval_set.prompts, n=1, temperature=0.0, max_tokens=eval_set.max_tokens
+        )
         samples = as_samples(self.spec, [answer.token_ids for answer in answers])
         return [sample.text for sample in samples]
 
@@ -193,7 +203,7 @@ def dev_summary(metrics: Sequence[Mapping[str, Any]]) -> dict[str, float | int]:
     }
 
 
-def chosen_words(summary: Mapping[str, Any]) -> str:
+def describe_chosen(summary: Mapping[str, Any]) -> str:
     """Which policy is the result, for people; `summary` holds `dev_summary`."""
     if "best_step" not in summary:
         return "The last policy is the result: no dev questions were answered."

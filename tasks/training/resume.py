@@ -18,6 +18,7 @@ from typing import Any
 from accelerate import PartialState
 from transformers import TrainerCallback, TrainerState
 
+from tasks.training.callbacks import BoundCallback
 from tasks.training.dev_check import best_step
 
 PREFIX = "checkpoint-"
@@ -46,6 +47,9 @@ def train_from_newest_checkpoint(
 ) -> None:
     """Train to the end, from the newest complete checkpoint if there is one. `ended` says of the
     rows that a killed run logged whether that was all of its training."""
+    for callback in trainer.callback_handler.callbacks:
+        if isinstance(callback, BoundCallback):
+            callback.trainer = trainer
     start = newest_checkpoint(Path(trainer.args.output_dir))
     if start is None:
         trainer.train()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from accelerate import PartialState
 
-from ratchet.config.run import LoraConfig
+from ratchet.config.run import LoraConfig, SamplerConfig
 from tasks.runtime.context import StageContext
 from tasks.sampling.engines.base import EngineSpec
 
@@ -32,11 +32,18 @@ def adapters_folder(ctx: StageContext) -> Path:
     return ctx.work_dir / "adapters" / str(PartialState().process_index)
 
 
-def colocated_backend(
-    ctx: StageContext, spec: EngineSpec, adapter: LoraConfig | None, trainers: ModuleType
+def sampling_backend(
+    ctx: StageContext,
+    sampler: SamplerConfig,
+    spec: EngineSpec,
+    adapter: LoraConfig | None,
+    trainers: ModuleType,
 ) -> AbstractContextManager[None]:
     """What puts our vLLM backend into the trainer, of the TRL module `trainers`, that is made
-    inside. Weights reach the engine as versions of the `adapter`; all of them where it is None."""
+    inside; nothing to be put there when the trainer samples by itself. Weights reach the engine as
+    versions of the `adapter`, all of them where it is None."""
+    if sampler.engine != "vllm":
+        return nullcontext()
     from tasks.sync.engine import EngineSettings, engine_rank
     from tasks.sync.generation import AdapterGeneration, MergedGeneration
     from tasks.sync.versioned import sampled_by

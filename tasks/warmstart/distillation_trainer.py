@@ -19,20 +19,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from trl import DistillationTrainer
-from trl.trainer import distillation_trainer
 
 from ratchet.config.run import LoraConfig, SamplerConfig
 from ratchet.diagnostics.drift import ROUNDING, DriftError
 from ratchet.errors import UserError
-from tasks.runtime.context import StageContext
-from tasks.sampling.engines.base import EngineSpec
 from tasks.training.seeds import step_seed
-from tasks.training.vllm import colocated_backend
 from tasks.warmstart.nan_guard import EXAMPLE, Guarded, NanGuard
 
 NUM_DRIFT_COMPLETIONS = 4
@@ -126,7 +121,7 @@ def drift_summary(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {"drift_mean": sum(means) / len(means), "drift_max": largest}
 
 
-def drift_words(found: Mapping[str, float]) -> str:
+def describe_drift(found: Mapping[str, float]) -> str:
     """The same for people."""
     if not found:
         return "The student's own weights did the sampling: there is no drift."
@@ -149,13 +144,3 @@ def check_backend(lora: LoraConfig, sampler: SamplerConfig) -> None:
             f"opd.lora.r = {lora.r} is more than vLLM can sample: lower it, or set "
             "sampler.engine = 'transformers'"
         ) from error
-
-
-def sampling_backend(
-    ctx: StageContext, lora: LoraConfig, sampler: SamplerConfig, spec: EngineSpec
-) -> AbstractContextManager[None]:
-    """What puts our vLLM backend into the trainer that is made inside; nothing to be put there when
-    the student samples by itself."""
-    if sampler.engine != "vllm":
-        return nullcontext()
-    return colocated_backend(ctx, spec, lora if lora.enabled else None, distillation_trainer)

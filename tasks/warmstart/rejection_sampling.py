@@ -22,7 +22,6 @@ from ratchet.prompts import prompt_ids
 from ratchet.rewards.functions import total_reward
 from ratchet.store.schemas import check_schema
 from tasks.runtime.context import StageContext
-from tasks.stages.score import PREFIX
 from tasks.training.seeds import training_order
 from tasks.warmstart.data import Example, end_of_turn_id
 
@@ -87,7 +86,7 @@ def pick(rows: Sequence[Row], how: Pick, weights: Mapping[str, float]) -> list[R
         return in_order[:1]
 
     def reward(row: Row) -> float:
-        return total_reward({name: row[PREFIX + name] for name in weights}, dict(weights))
+        return total_reward({name: row[f"reward_{name}"] for name in weights}, dict(weights))
 
     return [max(in_order, key=reward)]
 

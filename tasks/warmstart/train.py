@@ -30,15 +30,15 @@ from tasks.models.reload_check import ReloadCheck
 from tasks.runtime.context import StageContext
 from tasks.sampling.engines.opening import engine_spec
 from tasks.training.arguments import common_arguments, training_folder
+from tasks.training.callbacks import ProgressCallback
 from tasks.training.dev_check import (
     DEV_SECONDS,
     DevCheckCallback,
-    chosen_words,
-    dev_exam,
+    describe_chosen,
+    dev_set,
     dev_summary,
 )
 from tasks.training.policy import best_policy, save_policy
-from tasks.training.progress import ProgressCallback
 from tasks.training.resume import CheckpointKeeper, train_from_newest_checkpoint
 from tasks.training.wandb_run import report_to
 
@@ -85,7 +85,7 @@ def dev_check(
 ) -> DevCheckCallback | None:
     """The check on dev questions, which ends training; None where there are none or none are
     wanted."""
-    exam = dev_exam(
+    dev = dev_set(
         ctx.inputs,
         tokenizer,
         model,
@@ -93,16 +93,16 @@ def dev_check(
         count=section.dev_questions,
         max_tokens=sampler.max_completion_tokens,
     )
-    if exam is None:
+    if dev is None:
         return None
     spec = engine_spec(
         ctx.inputs["model"],
         tokenizer,
         model_config=model,
         sampler=sampler,
-        max_prompt_tokens=max(map(len, exam.prompts)),
+        max_prompt_tokens=max(map(len, dev.prompts)),
     )
-    return DevCheckCallback(ctx.log, exam, spec, patience=section.patience)
+    return DevCheckCallback(ctx.log, dev, spec, patience=section.patience)
 
 
 def callbacks(ctx: StageContext, check: DevCheckCallback | None) -> list[TrainerCallback]:
@@ -136,12 +136,12 @@ class Trained:
             summary |= {"num_steps_planned": self.num_planned, "dev_seconds": self.dev_seconds}
         return summary | dev | self.check.summary()
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The same for people."""
         early = f" of {self.num_planned}" if len(self.rows) < self.num_planned else ""
         return (
             f"Loss {self.rows[0]['loss']:.3f} → {self.rows[-1]['loss']:.3f} in {len(self.rows)}"
-            f"{early} steps. {chosen_words(dev_summary(self.rows))} The reloaded checkpoint "
+            f"{early} steps. {describe_chosen(dev_summary(self.rows))} The reloaded checkpoint "
             f"differs from it by {self.check.mean_difference:.1e} nats per token."
         )
 
@@ -158,8 +158,6 @@ def train(
 ) -> Trained:
     """Train to the end; write the metrics table and the policy, which is compared on the first
     `NUM_FIXED_TEXTS` of `texts` once it is loaded again."""
-    if check is not None:
-        check.trainer = trainer
     began = time.monotonic()
     train_from_newest_checkpoint(
         trainer, ctx.log, lambda rows: check is not None and check.used_up(rows)

@@ -12,10 +12,7 @@ import torch
 
 from ratchet.config.run import GrpoConfig, LoraConfig
 from ratchet.errors import UserError
-from ratchet.rewards.checked import CheckedReward, checked_rewards
-from ratchet.rewards.functions import DEFAULT_WEIGHTS_BOXED, DEFAULT_WEIGHTS_TAGS
 from ratchet.rollouts.training_log import TrainingLog
-from ratchet.verifier import Style
 from tasks.grpo.data import rl_questions
 from tasks.grpo.figures import effective_share, live_groups, sampling_figures
 from tasks.grpo.finish import edge_means, num_devices, summarise
@@ -29,7 +26,6 @@ from tasks.grpo.settings import (
 from tasks.models.checkpoints import ModelLocation
 from tasks.sampling.engines.base import EngineSpec
 from tasks.training.seeds import step_seed, training_order
-from tests.support.tiny_grpo import letters
 
 NAN = float("nan")
 
@@ -177,27 +173,6 @@ def test_bfloat16_trains_under_autocast_only_without_lora(tmp_path: Path) -> Non
     full = GrpoConfig(lora=LoraConfig(enabled=False))
     assert trl_settings(tmp_path, full, dtype="bfloat16").bf16
     assert not trl_settings(tmp_path, GrpoConfig(), dtype="bfloat16").bf16
-
-
-def test_rewards_are_the_styles_own_unless_set() -> None:
-    rewards, weights = checked_rewards(None, Style.TAGS)
-    assert [reward.__name__ for reward in rewards] == list(DEFAULT_WEIGHTS_TAGS)
-    assert sum(weights) == 5.75
-    rewards, _ = checked_rewards(None, Style.BOXED)
-    assert [reward.__name__ for reward in rewards] == list(DEFAULT_WEIGHTS_BOXED)
-    rewards, weights = checked_rewards({"tests.support.tiny_grpo:letters": 0.5}, Style.TAGS)
-    assert (rewards[0].__name__, weights) == ("tests.support.tiny_grpo:letters", [0.5])
-
-
-def test_a_reward_must_return_one_finite_number_each() -> None:
-    good = CheckedReward("letters", letters)
-    assert good(["ab1c", ""], gold=["1", "2"]) == [0.75, 0.0]
-    assert CheckedReward("none", lambda completions, **_: [None])(["a"]) == [None]
-    with pytest.raises(UserError, match="'short' returned 1 values for 2 completions"):
-        CheckedReward("short", lambda completions, **_: [1.0])(["a", "b"])
-    for bad in (NAN, math.inf):
-        with pytest.raises(UserError, match=f"'bad' returned {bad}: return a finite number"):
-            CheckedReward("bad", lambda completions, bad=bad, **_: [bad])(["a"])
 
 
 def rollout(step: int, **fields: Any) -> dict[str, Any]:

@@ -25,8 +25,8 @@ from ratchet.config.run import (
 from ratchet.errors import UserError
 from ratchet.rollouts.training_log import TrainingLog
 from ratchet.store.schemas import read_table
+from tasks.grpo.launch import Events, failure
 from tasks.grpo.process import FAILURE, Failure, Task
-from tasks.grpo.processes import Events, failure
 from tasks.grpo.settings import Sections
 from tasks.runtime.supervisor import descendants
 from tasks.training.seeds import training_order

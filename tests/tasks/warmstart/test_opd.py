@@ -21,7 +21,7 @@ from tasks.models.checkpoints import ModelLocation
 from tasks.runtime.context import StageContext
 from tasks.sampling.engines.base import EngineSpec
 from tasks.stages import warmstart_opd
-from tasks.training.dev_check import Exam, greedy_answers
+from tasks.training.dev_check import EvalSet, greedy_answers
 from tests.support.tiny_model import END, tiny_model, tiny_tokenizer
 from tests.support.tiny_warmstart import (
     OPD,
@@ -137,7 +137,7 @@ def test_greedy_answers_stop_at_the_stop_token() -> None:
         max_num_seqs=2,
         gpu_memory_utilization=0.0,
     )
-    found = greedy_answers(model, Exam(prompts, ["1", "2"], Style.TAGS, 6, ""), spec)
+    found = greedy_answers(model, EvalSet(prompts, ["1", "2"], Style.TAGS, 6, ""), spec)
     assert found[0] == expected
 
 

@@ -26,7 +26,7 @@ from ratchet.store.store import Artifact
 from tasks.models.checkpoints import load_model, load_tokenizer
 from tasks.runtime.context import StageContext
 from tasks.sampling.engines.opening import engine_spec
-from tasks.training.dev_check import Exam, greedy_answers
+from tasks.training.dev_check import EvalSet, greedy_answers
 from tests.conftest import REPO
 from tests.support.made_up import artifact, context
 from tests.support.tiny_warmstart import run_opd, run_sft
@@ -49,16 +49,16 @@ def strict_accuracy(model: Artifact, count: int = 200) -> float:
     rows = drawn(count, seed=99, role="test")
     limit = SAMPLER.max_completion_tokens
     prompt = PromptConfig(format=PromptFormat.TAGS_SHORT)
-    exam = Exam.of(rows, tokenizer, ModelConfig(), prompt, limit)
+    eval_set = EvalSet.of(rows, tokenizer, ModelConfig(), prompt, limit)
     spec = engine_spec(
         model,
         tokenizer,
         model_config=ModelConfig(),
         sampler=SAMPLER.model_copy(update={"max_num_seqs": 100}),
-        max_prompt_tokens=max(map(len, exam.prompts)),
+        max_prompt_tokens=max(map(len, eval_set.prompts)),
     )
     trained = load_model(model, dtype="float32", attention="eager")
-    return exam.shares(greedy_answers(trained, exam, spec))[0]
+    return eval_set.accuracy(greedy_answers(trained, eval_set, spec))[0]
 
 
 def stage(folder: Path) -> StageContext:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from ratchet.errors import UserError
 from ratchet.verifier import Style
-from tasks.training.dev_check import Exam
+from tasks.training.dev_check import EvalSet
 from tasks.warmstart.teacher import (
     fit_vocabulary,
     load_teacher,
@@ -112,7 +112,7 @@ def load(path: Path) -> PreTrainedModel:
     )
 
 
-def test_shares_count_strict_and_lenient() -> None:
+def test_accuracy_counts_strict_and_lenient() -> None:
     exact = "<start_working_out>2 + 2 = 4<end_working_out><SOLUTION>4</SOLUTION>"
-    exam = Exam([[1]] * 4, ["4"] * 4, Style.TAGS, max_tokens=9, prefilled="")
-    assert exam.shares([exact, f"Well: {exact}", "no idea", "It is 5."]) == (0.25, 0.5)
+    eval_set = EvalSet([[1]] * 4, ["4"] * 4, Style.TAGS, max_tokens=9, prefilled="")
+    assert eval_set.accuracy([exact, f"Well: {exact}", "no idea", "It is 5."]) == (0.25, 0.5)

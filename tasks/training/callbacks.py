@@ -1,4 +1,4 @@
-"""What a person who watches is told after each training step."""
+"""Callbacks of every trainer: what a person is told after each step, and those that reach back."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Any
 from transformers import TrainerCallback
 
 from tasks.runtime.context import StageContext
+
+
+class BoundCallback(TrainerCallback):
+    """One that reaches back to its trainer, which the training loop hands to it."""
+
+    trainer: Any = None
 
 
 class ProgressCallback(TrainerCallback):

@@ -23,8 +23,8 @@ from ratchet.config.run import (
 from ratchet.errors import UserError
 from ratchet.resources.device import Device
 from ratchet.store.manifest import ParentRecord
-from tasks.grpo import before
-from tasks.grpo.before import check_length, tell_dropped_defaults
+from tasks.grpo import checks
+from tasks.grpo.checks import check_length, tell_dropped_defaults
 from tasks.grpo.settings import Sections
 from tasks.runtime.context import StageContext
 from tests.support.made_up import artifact
@@ -110,7 +110,7 @@ def test_a_run_that_cannot_fit_is_refused_and_a_doubtful_one_warned(
 ) -> None:
     def with_free(free: float) -> None:
         memory = Device("this machine's memory", False, 10**10, int(free))
-        monkeypatch.setattr(before, "find_device", lambda: memory)
+        monkeypatch.setattr(checks, "find_device", lambda: memory)
 
     with_free(0.8e9)
     with pytest.raises(UserError, match=r"grpo needs 0\.9 GB to .* has 0\.8 GB: surely too big"):
@@ -123,24 +123,24 @@ def test_a_run_that_cannot_fit_is_refused_and_a_doubtful_one_warned(
     sections = tiny_sections()
     longest = prepare(ctx, sections)[1].longest
     with_free(1.5e9)
-    before.check_memory(ctx, sections, longest)
+    checks.check_memory(ctx, sections, longest)
     assert said[-1].startswith("warning: grpo needs 1.2 GB to 2.0 GB")
     assert "may be too big" in said[-1]
     assert "grpo.micro_batch_size = " in said[-1]
     with_free(9e9)
-    before.check_memory(ctx, sections, longest)
+    checks.check_memory(ctx, sections, longest)
     assert said[-1].startswith("memory: 1.2 to 2.0 GB")
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     one = Device("a GPU", True, 1, 1)
-    monkeypatch.setattr(before, "visible_gpus", lambda: [one])
+    monkeypatch.setattr(checks, "visible_gpus", lambda: [one])
     with pytest.raises(UserError, match=r"grpo\.processes = 2 needs as many GPUs, and 1 can be"):
-        before.check_devices(GrpoConfig(processes=2))
-    monkeypatch.setattr(before, "visible_gpus", lambda: [one, one])
-    before.check_devices(GrpoConfig(processes=2))
-    monkeypatch.setattr(before, "visible_gpus", list)
-    before.check_devices(GrpoConfig(processes=2))  # processes share a CPU
+        checks.check_devices(GrpoConfig(processes=2))
+    monkeypatch.setattr(checks, "visible_gpus", lambda: [one, one])
+    checks.check_devices(GrpoConfig(processes=2))
+    monkeypatch.setattr(checks, "visible_gpus", list)
+    checks.check_devices(GrpoConfig(processes=2))  # processes share a CPU
 
 
 def tiny_sections() -> Sections:
