@@ -23,49 +23,44 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
-from flows.deployment.handover import EXIT_INTERRUPTED, find_serving, flow_name, hand_over
-from flows.execution.executor import EXIT_CODES, Conductor
+from flows.deployment.handover import EXIT_BY_STATE, find_serving, flow_name, hand_over
+from flows.execution.executor import EXIT_CODES, RunExecutor
 from flows.server import server, settings
-from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR, UserError
 from ratchet.store.runs import run_folder
 from ratchet.store.store import Store
 from tasks.runtime.launch import WorkerState
 
 
-def run_bare(conductor: Conductor) -> int:
+def run_bare(executor: RunExecutor) -> int:
     """Bring the run's nodes about without Prefect; the exit code."""
-    conductor.begin()
+    executor.begin()
     try:
-        for planned in conductor.needed:
-            if not conductor.bring_about(planned).ok:
+        for planned in executor.needed:
+            if not executor.run_node(planned).ok:
                 break
     except BaseException as error:
-        conductor.finish(error)
+        executor.finish(error)
         raise
-    return conductor.finish()
+    return executor.finish()
 
 
-def run_with_prefect(conductor: Conductor, api_url: str | None) -> int:
+def run_with_prefect(executor: RunExecutor, api_url: str | None) -> int:
     """Run the flow on the server at `api_url`, or on a private one; the exit code."""
     with ExitStack() as stack:
         if api_url is None:
-            log_file = run_folder(conductor.store, conductor.record.run_id) / "logs" / "server.log"
+            log_file = run_folder(executor.store, executor.record.run_id) / "logs" / "server.log"
             process, port = stack.enter_context(server.private_server(log_file))
             api_url = server.api_url_at(port)
             os.environ[server.PRIVATE] = "1"
         os.environ["PREFECT_API_URL"] = api_url
-        from prefect.client.schemas.objects import StateType
-
         from flows.pages.publish import send_what_is_queued
-        from flows.pipeline.flow import REFUSED, full
-        from flows.pipeline.flow_audit import audit
-        from flows.pipeline.flow_stage import stage
+        from flows.pipeline.flow import FLOWS, REFUSED
 
         if server.PRIVATE in os.environ:
             server.wait_until_healthy(process, port, log_file)
-        flow = {"full": full, "stage": stage, "audit": audit}[flow_name(conductor)]
-        state = flow(
-            store=str(conductor.store.root), run_id=conductor.record.run_id, return_state=True
+        state = FLOWS[flow_name(executor)](
+            store=str(executor.store.root), run_id=executor.record.run_id, return_state=True
         )
         send_what_is_queued()
     escaped = state.result(raise_on_failure=False)
@@ -73,28 +68,23 @@ def run_with_prefect(conductor: Conductor, api_url: str | None) -> int:
         raise escaped  # a fault of ours; what stops a stage comes back as a state
     if state.name == REFUSED:
         return EXIT_CODES[WorkerState.REFUSED]
-    codes = {
-        StateType.COMPLETED: 0,
-        StateType.FAILED: EXIT_USER_ERROR,
-        StateType.CANCELLED: EXIT_INTERRUPTED,
-    }
-    return codes.get(state.type, 1)
+    return EXIT_BY_STATE[state.type.value]
 
 
-def run(conductor: Conductor, *, here: bool = False) -> int:
+def run(executor: RunExecutor, *, here: bool = False) -> int:
     """Carry out a run in the way that fits; the exit code."""
     try:
         api_url = server.find_server()
-        if api_url is None and conductor.everything_is_there():
-            return run_bare(conductor)
+        if api_url is None and executor.everything_is_there():
+            return run_bare(executor)
         if api_url is not None and not here:
-            serving = find_serving(conductor, api_url)
-            code = None if serving is None else hand_over(conductor, api_url, serving)
+            serving = find_serving(executor, api_url)
+            code = None if serving is None else hand_over(executor, api_url, serving)
             if code is not None:
                 return code
-        return run_with_prefect(conductor, api_url)
+        return run_with_prefect(executor, api_url)
     except BaseException as error:
-        conductor.close_if_planned(error)
+        executor.close_if_planned(error)
         raise
 
 
@@ -107,8 +97,8 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         settings.apply()
-        conductor = Conductor(Store(options.store.absolute()), options.run)
-        return run(conductor, here=options.here)
+        executor = RunExecutor(Store(options.store.absolute()), options.run)
+        return run(executor, here=options.here)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_USER_ERROR

@@ -10,6 +10,8 @@ from __future__ import annotations
 import traceback
 
 EXIT_USER_ERROR = 2
+EXIT_INTERRUPTED = 130
+"""After Ctrl-C, as in a shell."""
 
 
 class UserError(ValueError):

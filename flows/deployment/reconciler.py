@@ -1,8 +1,8 @@
 """Keeps the states in the Prefect UI true for runs whose process died before it could report.
 
 The runner reports a served run whose process dies, but not the stage's flow run inside it, and
-nobody reports a run started in a terminal. Every few seconds the caretaker looks at what counts as
-running:
+nobody reports a run started in a terminal. Every few seconds the state reconciler looks at what
+counts as running:
 
 - a flow run whose parent has ended gets the parent's end (Crashed, or Cancelled);
 - a flow run whose record in the store says that it died, or ended some time ago, gets that end.
@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 def start(store: Path) -> None:
     """Look after the runs of a store as long as this process lives."""
     threading.Thread(
-        target=_look_after, args=(Store(store),), name="caretaker", daemon=True
+        target=_look_after, args=(Store(store),), name="state reconciler", daemon=True
     ).start()
 
 
@@ -58,13 +58,13 @@ def _look_after(store: Store) -> None:
     while True:
         try:
             with get_client(sync_client=True) as client:
-                set_right(client, store)
+                reconcile(client, store)
         except (httpx.HTTPError, PrefectHTTPStatusError) as error:
             logger.warning("the server doesn't answer: %s", error)
         pause.wait(LOOK_SECONDS)
 
 
-def set_right(client: SyncPrefectClient, store: Store) -> None:
+def reconcile(client: SyncPrefectClient, store: Store) -> None:
     """Set the state of every flow run that counts as running and isn't."""
     found = client.read_flow_runs(
         flow_run_filter=FlowRunFilter(

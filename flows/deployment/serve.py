@@ -32,8 +32,13 @@ RUNS_AT_ONCE = 6
 """Stages still take turns on the device; this bounds the waiting processes."""
 QUERY_SECONDS = 2.0
 """How often the server is asked for runs to start."""
-FULL = "full"
 RECORDED = "recorded"
+RECORDING_COMMANDS = {
+    "full": "ratchet run",
+    "stage": "ratchet stage",
+    "audit": "ratchet audit-sync",
+}
+"""Which command records the runs that a flow carries out."""
 
 
 def served_from() -> str:
@@ -46,11 +51,9 @@ def deployments(store: Path) -> list[RunnerDeployment]:
     from prefect import Flow
     from prefect.deployments.runner import EntrypointType, RunnerDeployment
 
-    from flows.pipeline import flow as full
-    from flows.pipeline import flow_audit as audit
-    from flows.pipeline import flow_stage as stage
-    from flows.pipeline import form_flows as triggers
-    from flows.pipeline import forms
+    from flows.pipeline import form_flows
+    from flows.pipeline.flow import FLOWS
+    from flows.pipeline.forms import title
 
     def deployment(flow: Flow, name: str, entrypoint: str, description: str) -> RunnerDeployment:
         made = flow.to_deployment(
@@ -66,53 +69,48 @@ def deployments(store: Path) -> list[RunnerDeployment]:
         made.model_fields_set.difference_update({"schedules", "paused"})
         # Prefect titles a parameter with its bare name and takes no other.
         for parameter, schema in made._parameter_openapi_schema.properties.items():
-            schema["title"] = forms.title(parameter)
+            schema["title"] = title(parameter)
         return made
 
-    found = [
+    return [
         deployment(
-            triggers.pipeline,
-            FULL,
+            form_flows.pipeline,
+            "full",
             "flows.pipeline.form_flows.pipeline",
             "The whole pipeline: choose a preset, change what you like, run.",
-        )
+        ),
+        *(
+            deployment(
+                stage_flow,
+                name,
+                f"flows.pipeline.form_flows.{name}",
+                f"One stage of an earlier run again: {STAGES[name].gist}.",
+            )
+            for name, stage_flow in form_flows.STAGE_FLOWS.items()
+        ),
+        *(
+            deployment(
+                FLOWS[name],
+                RECORDED,
+                f"flows.pipeline.flow.{name}",
+                f"Carries out runs that `{command}` has recorded; not meant to be started by hand.",
+            )
+            for name, command in RECORDING_COMMANDS.items()
+        ),
     ]
-    found += [
-        deployment(
-            stage_flow,
-            name,
-            f"flows.pipeline.form_flows.{name}",
-            f"One stage of an earlier run again: {STAGES[name].gist}.",
-        )
-        for name, stage_flow in triggers.STAGE_FLOWS.items()
-    ]
-    found += [
-        deployment(
-            flow,
-            RECORDED,
-            entrypoint,
-            f"Carries out runs that `{command}` has recorded; not meant to be started by hand.",
-        )
-        for flow, entrypoint, command in (
-            (full.full, "flows.pipeline.flow.full", "ratchet run"),
-            (stage.stage, "flows.pipeline.flow_stage.stage", "ratchet stage"),
-            (audit.audit, "flows.pipeline.flow_audit.audit", "ratchet audit-sync"),
-        )
-    ]
-    return found
 
 
 def serve(store: Path) -> None:
     """Serve until ended."""
     from prefect import serve as serve_deployments
 
-    from flows.deployment import reconciler as caretaker
+    from flows.deployment import reconciler
     from flows.deployment.automation import create_automation
     from flows.pages.publish import create_device_limit
 
     create_device_limit()
     create_automation()
-    caretaker.start(store)
+    reconciler.start(store)
     serve_deployments(
         *deployments(store),
         pause_on_shutdown=False,  # or schedules would be off after a restart

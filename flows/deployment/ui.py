@@ -21,7 +21,6 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from flows.server import server, settings
@@ -54,46 +53,34 @@ def _check_port(port: int) -> None:
     raise UserError(f"port {port} is taken by another program: take another with --port")
 
 
-class Kept:
+class RestartingProcess:
     """A process that is started again when it ends; a context manager that ends it."""
 
     def __init__(self, what: str, start: Callable[[], Supervised], log_file: Path) -> None:
         self._what = what
         self._start = start
         self._log_file = log_file
-        self._process = start()
         self._restarts: list[float] = []
+        self.process = start()
 
-    @property
-    def process(self) -> Supervised:
-        """The process as it is now."""
-        return self._process
-
-    def mend(self) -> bool:
-        """Start the process again if it has ended; whether that was so. RuntimeError when it ends
-        again and again."""
-        code = self._process.poll()
+    def restart_if_ended(self) -> None:
+        """Start the process again if it has ended; RuntimeError when it ends again and again."""
+        code = self.process.poll()
         if code is None:
-            return False
-        self._process.__exit__(None, None, None)  # what it left behind, if its supervisor died
+            return
+        self.__exit__()  # what it left behind, if its supervisor died
         now = time.monotonic()
         self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_SECONDS] + [now]
         if len(self._restarts) > RESTARTS:
             raise RuntimeError(f"{self._what} ended with code {code}; see {self._log_file}")
         print(f"{self._what} ended with code {code}: starting it again", flush=True)
-        self._process = self._start()
-        return True
+        self.process = self._start()
 
-    def __enter__(self) -> Kept:
+    def __enter__(self) -> RestartingProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._process.__exit__(kind, error, traceback)
+    def __exit__(self, *error: object) -> None:
+        self.process.__exit__(None, None, None)
 
 
 def _start_serving(store: Path, log_file: Path) -> Supervised:
@@ -112,11 +99,11 @@ def _polled_since(began: datetime, deployment: dict[str, Any] | None) -> bool:
     return datetime.fromisoformat(deployment["last_polled"]) >= began
 
 
-def _wait_until_served(api_url: str, serving: Kept, began: datetime) -> None:
+def _wait_until_served(api_url: str, serving: RestartingProcess, began: datetime) -> None:
     """Return once the deployments are there and looked after."""
     deadline = time.monotonic() + READY_SECONDS
     while not _polled_since(began, server.served_deployment(api_url, "full/full")):
-        serving.mend()
+        serving.restart_if_ended()
         if time.monotonic() > deadline:
             raise RuntimeError(f"the deployments aren't served within {READY_SECONDS:.0f} s")
         time.sleep(WATCH_SECONDS)
@@ -130,14 +117,14 @@ def run_ui(port: int, store: Path) -> None:
     print("starting the Prefect server …", flush=True)
     api_url = server.api_url_at(port)
     with ExitStack() as stack:
-        kept_server = stack.enter_context(
-            Kept(
+        prefect_server = stack.enter_context(
+            RestartingProcess(
                 "the Prefect server",
                 lambda: server.start_server(port, server_log, ui=True),
                 server_log,
             )
         )
-        server.wait_until_healthy(kept_server.process, port, server_log)
+        server.wait_until_healthy(prefect_server.process, port, server_log)
         os.environ["PREFECT_API_URL"] = api_url
         write_durably(
             server.state_file(), json.dumps({"api_url": api_url, "pid": os.getpid()}) + "\n"
@@ -145,7 +132,9 @@ def run_ui(port: int, store: Path) -> None:
         stack.callback(server.state_file().unlink, missing_ok=True)
         began = datetime.now(UTC)
         serving = stack.enter_context(
-            Kept("the serving", lambda: _start_serving(store, serving_log), serving_log)
+            RestartingProcess(
+                "the serving", lambda: _start_serving(store, serving_log), serving_log
+            )
         )
         _wait_until_served(api_url, serving, began)
         print(
@@ -153,8 +142,8 @@ def run_ui(port: int, store: Path) -> None:
             flush=True,
         )
         while True:
-            kept_server.mend()
-            serving.mend()
+            prefect_server.restart_if_ended()
+            serving.restart_if_ended()
             time.sleep(WATCH_SECONDS)
 
 

@@ -1,8 +1,8 @@
-"""Brings a run's stages about, one after the other; knows nothing of Prefect.
+"""Carries out a run, node by node; knows nothing of Prefect.
 
-Whether a stage is reused, run or waited for is decided here, from the store alone, and the run
-record is kept here. The flows wrap each step for Prefect; a run in which everything exists already
-needs no wrapping (`flows.run`).
+Whether a node's stage is reused, run or waited for is decided here, from the store alone, and the
+run record is kept here. The flows wrap each node for Prefect; a run in which everything exists
+already needs no wrapping (`flows.run`).
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from rich.markup import escape
 
+from flows.execution.events import Audience
 from flows.execution.terminal import Display, duration
 from ratchet.config.run import RunConfig
+from ratchet.errors import EXIT_INTERRUPTED, EXIT_USER_ERROR
 from ratchet.pipeline.dag import STAGES
 from ratchet.pipeline.plan import Plan, PlannedNode, make_plan
 from ratchet.report.headlines import headline
@@ -34,30 +36,14 @@ from tasks.runtime.job import InputRef, Job
 from tasks.runtime.launch import Event, StopRequest, WorkerOutcome, WorkerState, run_supervised
 
 EXIT_CODES = {
-    WorkerState.USER_ERROR: 2,
+    WorkerState.USER_ERROR: EXIT_USER_ERROR,
     WorkerState.CRASHED: 1,
-    WorkerState.STOPPED: 130,
+    WorkerState.STOPPED: EXIT_INTERRUPTED,
     WorkerState.REFUSED: 1,
 }
 Slot = Callable[[], AbstractContextManager[None]]
 STOPPED = "stopped; the same command continues here"
 ENDED = "ended from outside (SIGTERM); the same command continues here"
-
-
-class Shown(Protocol):
-    """Where a run shows itself: the terminal, or a file that a terminal elsewhere follows."""
-
-    def line(self, text: str) -> None:
-        """A line of its own."""
-
-    def begin(self, name: str) -> None:
-        """A stage starts."""
-
-    def update(self, event: Event) -> None:
-        """An event of the running stage."""
-
-    def end(self, state: str, key: str, detail: str) -> None:
-        """The running stage ended as `state`; `detail` says more."""
 
 
 @dataclass(frozen=True)
@@ -84,10 +70,6 @@ class NodeOutcome:
         return f"{self.stage}/{self.key}"
 
 
-def _ignore(event: Event) -> None:
-    """A listener that doesn't listen."""
-
-
 def _judged(worker: WorkerOutcome) -> WorkerOutcome:
     """The worker's end, turned into a refusal where what it made says that the run mustn't go on
     (`refused` in its summary). The artifact is there all the same."""
@@ -97,16 +79,10 @@ def _judged(worker: WorkerOutcome) -> WorkerOutcome:
     return worker
 
 
-class Conductor:
-    """One run in the making."""
+class RunExecutor:
+    """One run while it is carried out."""
 
-    def __init__(
-        self,
-        store: Store,
-        run_id: str,
-        display: Shown | None = None,
-        stop: StopRequest | None = None,
-    ) -> None:
+    def __init__(self, store: Store, run_id: str, display: Audience | None = None) -> None:
         self.store = store
         self.record = load_run(store, run_id)
         self.config = RunConfig.model_validate(self.record.config)
@@ -122,7 +98,7 @@ class Conductor:
             self.record = self.record.with_node(planned.node.name, key=planned.key)
         self.needed = self.plan.needed(self.record.targets, self.config)
         self.display = display or Display([planned.node.name for planned in self.needed])
-        self.stop = stop or StopRequest()
+        self.stop = StopRequest()
         self.ended_from_outside = False
         """Whether a stop is nobody's wish: the process was told to end."""
         self._carrying = ExitStack()
@@ -138,7 +114,7 @@ class Conductor:
         """Whether every needed artifact exists and is undamaged, so that no stage would run."""
         if any(planned.state == "run" for planned in self.needed):
             return False
-        return all(self._sound(planned, self.display.line) is not None for planned in self.needed)
+        return all(self.reusable(planned) is not None for planned in self.needed)
 
     def artifact(self, name: str) -> Artifact | None:
         """The artifact of a node, if it is complete."""
@@ -165,11 +141,24 @@ class Conductor:
             prefect_flow_run_id=prefect_flow_run_id,
         )
 
-    def bring_about(
+    def reusable(
+        self, planned: PlannedNode, log: Callable[[str], None] | None = None
+    ) -> Artifact | None:
+        """The node's artifact if it is there, undamaged and not to be made anew; its bytes are read
+        once a run."""
+        name = planned.node.name
+        if name not in self._checked and name not in self.record.force:
+            found = self.store.reusable(planned.node.stage, planned.key, log or self.display.line)
+            if found is None:
+                return None
+            self._checked[name] = found
+        return self._checked.get(name)
+
+    def run_node(
         self,
         planned: PlannedNode,
         *,
-        listen: Callable[[Event], None] = _ignore,
+        listen: Callable[[Event], None] | None = None,
         prefect: dict[str, str] | None = None,
         slot: Slot = nullcontext,
     ) -> NodeOutcome:
@@ -183,13 +172,13 @@ class Conductor:
 
         def on_event(event: Event) -> None:
             self.display.update(event)
-            listen(event)
+            if listen is not None:
+                listen(event)
 
         def log(message: str) -> None:
             on_event({"event": "log", "message": message})
 
-        found = None if name in self.record.force else self._sound(planned, log)
-        if found is not None:
+        if (found := self.reusable(planned, log)) is not None:
             worker = WorkerOutcome(WorkerState.REUSED, summary=found.manifest.summary)
         elif self.stop.wanted:
             worker = WorkerOutcome(WorkerState.STOPPED)
@@ -199,53 +188,39 @@ class Conductor:
                 worker = run_supervised(self._job(planned, prefect or {}), on_event, self.stop)
         return self._note(planned, worker)
 
-    def found(self, planned: PlannedNode) -> NodeOutcome | None:
-        """The node's outcome if its artifact is there to be reused; runs nothing."""
-        name = planned.node.name
-        artifact = None if name in self.record.force else self._sound(planned, self.display.line)
-        if artifact is None:
-            return None
-        self.display.begin(name)
-        return self._note(
-            planned, WorkerOutcome(WorkerState.REUSED, summary=artifact.manifest.summary)
-        )
-
-    def broken_off(self, planned: PlannedNode) -> NodeOutcome:
+    def broken_off(self, planned: PlannedNode, *, from_outside: bool) -> NodeOutcome:
         """The node's outcome when the process was told to end in the middle of it."""
+        self.ended_from_outside = from_outside
         self.stop()
         return self._note(planned, WorkerOutcome(WorkerState.STOPPED))
 
+    def halt(self, why: str) -> None:
+        """Say why, and end the running worker; the run then ends in good order."""
+        self.display.line(why)
+        self.stop()
+
     def finish(self, error: BaseException | None = None) -> int:
         """The run ended; the exit code. Prints the verdict, or what stopped it."""
+        stopped = RunStatus.DIED if self.ended_from_outside else RunStatus.CANCELLED
         with self._carrying:
-            return self._finish(error)
-
-    def _finish(self, error: BaseException | None) -> int:
-        failed = next((one for one in self.outcomes.values() if not one.ok), None)
-        if error is not None:
-            if isinstance(error, Exception):
-                status = RunStatus.FAILED
-            else:
-                status = RunStatus.DIED if self.ended_from_outside else RunStatus.CANCELLED
-            message = str(error) or f"interrupted: {type(error).__name__}"
-            for name, node in self.record.nodes.items():
-                if node.state is NodeState.RUNNING:
-                    self._update_node(name, state=NodeState.FAILED, message=message)
-            self._close(status, message)
-            return 1
-        if failed is None:
-            verdict = self.verdict()
-            self._close(RunStatus.COMPLETED, verdict)
-            self._tell_result(verdict)
-            return 0
-        if failed.worker_state is not WorkerState.STOPPED:
-            status = RunStatus.FAILED
-        elif self.ended_from_outside:
-            status = RunStatus.DIED
-        else:
-            status = RunStatus.CANCELLED
-        self._close(status, failed.message)
-        return 1 if status is RunStatus.DIED else EXIT_CODES[failed.worker_state]
+            if error is not None:
+                message = str(error) or f"interrupted: {type(error).__name__}"
+                for name, node in self.record.nodes.items():
+                    if node.state is NodeState.RUNNING:
+                        self._update_node(name, state=NodeState.FAILED, message=message)
+                status = RunStatus.FAILED if isinstance(error, Exception) else stopped
+                self._close(status, message)
+                return 1
+            failed = next((one for one in self.outcomes.values() if not one.ok), None)
+            if failed is None:
+                verdict = self.verdict()
+                self._close(RunStatus.COMPLETED, verdict)
+                self._tell_result(verdict)
+                return 0
+            is_stop = failed.worker_state is WorkerState.STOPPED
+            status = stopped if is_stop else RunStatus.FAILED
+            self._close(status, failed.message)
+            return 1 if status is RunStatus.DIED else EXIT_CODES[failed.worker_state]
 
     def close_if_planned(self, error: BaseException) -> None:
         """Close the record after `error` if nobody has begun to carry the run out."""
@@ -263,26 +238,15 @@ class Conductor:
             "",
         )
 
-    def _sound(self, planned: PlannedNode, log: Callable[[str], None]) -> Artifact | None:
-        """The node's artifact if it can be reused; its bytes are read once a run."""
-        name = planned.node.name
-        if name not in self._checked:
-            found = self.store.reusable(planned.node.stage, planned.key, log)
-            if found is None:
-                return None
-            self._checked[name] = found
-        return self._checked[name]
-
+    @contextmanager
     def _device(
         self, planned: PlannedNode, on_event: Callable[[Event], None], slot: Slot
-    ) -> AbstractContextManager[None]:
-        return (
-            self._both(on_event, slot) if STAGES[planned.node.stage].needs_device else nullcontext()
-        )
-
-    @contextmanager
-    def _both(self, on_event: Callable[[Event], None], slot: Slot) -> Iterator[None]:
-        """The store's device lock (gone with its owner, kill -9 included) and the caller's slot."""
+    ) -> Iterator[None]:
+        """For a stage that needs the device: the store's lock (gone with its owner, kill -9
+        included) and the caller's slot."""
+        if not STAGES[planned.node.stage].needs_device:
+            yield
+            return
 
         def waiting(message: str) -> None:
             on_event({"event": "waiting", "message": f"the device is taken: {message}"})

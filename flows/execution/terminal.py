@@ -1,4 +1,4 @@
-"""What a person sees of a run in the terminal: one line per stage.
+"""What a person sees of a run in the terminal, one line per stage, and Ctrl-C there.
 
 On a terminal the running stage's line moves (progress, rate, remaining time); elsewhere, in a log
 file for instance, lines are plain and progress is told every `PLAIN_SECONDS`.
@@ -6,8 +6,12 @@ file for instance, lines are plain and progress is told every `PLAIN_SECONDS`.
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,11 +61,6 @@ class Progress:
             self._first = (now, self.done)
         since, start = self._first
         self._rate = (self.done - start) / (now - since) if now > since else None
-
-    @property
-    def fraction(self) -> float:
-        """Share done, 0 to 1."""
-        return min(self.done / self.total, 1.0) if self.total else 0.0
 
     def text(self) -> str:
         """One line: '120/400 questions · 35/s · 8.0 s left · note'."""
@@ -132,3 +131,21 @@ class Display:
         if not seldom or now - self._told >= PLAIN_SECONDS:
             self._told = now
             self.line(self._label(escape(text)))
+
+
+@contextmanager
+def at_ctrl_c(act: Callable[[], None]) -> Iterator[None]:
+    """Have the first Ctrl-C do `act`; a second one breaks off at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def on_signal(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        act()
+
+    before = signal.signal(signal.SIGINT, on_signal)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

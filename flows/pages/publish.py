@@ -34,7 +34,7 @@ from prefect.exceptions import ObjectNotFound, PrefectHTTPStatusError
 from prefect.logging.handlers import APILogWorker
 from prefect.runtime import flow_run
 
-from flows.execution.executor import Conductor, NodeOutcome
+from flows.execution.executor import NodeOutcome, RunExecutor
 from flows.pages.run_page import model_name, run_page, summary_line, what_it_does
 from flows.pages.stage_page import Links, node_page, shown_artifact
 from flows.pages.tables import stage_table
@@ -123,18 +123,18 @@ def send_what_is_queued() -> None:
         worker.drain_all(timeout=DRAIN_SECONDS)
 
 
-def run_title(conductor: Conductor) -> str:
+def run_title(executor: RunExecutor) -> str:
     """Name of a flow run: the run's id, which stages if not all, and what it does."""
-    record = conductor.record
-    some = "" if conductor.is_whole_run else f" {', '.join(record.targets[:3])}:"
-    return f"{record.run_id}{some} {what_it_does(conductor.config)}"
+    record = executor.record
+    some = "" if executor.is_whole_run else f" {', '.join(record.targets[:3])}:"
+    return f"{record.run_id}{some} {what_it_does(executor.config)}"
 
 
-def run_tags(conductor: Conductor) -> list[str]:
+def run_tags(executor: RunExecutor) -> list[str]:
     """Tags by which a person finds a run."""
-    config = conductor.config
+    config = executor.config
     sources = sorted({source.label for source in config.questions.train})
-    preset = conductor.record.preset
+    preset = executor.record.preset
     return [
         f"run:{config.name}",
         *([] if preset is None else [f"preset:{preset}"]),
@@ -164,11 +164,11 @@ def _forms() -> dict[str, str]:
 class RunPages:
     """What a run publishes: its own page, kept up to date, and a page and a table per stage."""
 
-    def __init__(self, conductor: Conductor) -> None:
-        self._conductor = conductor
+    def __init__(self, executor: RunExecutor) -> None:
+        self._executor = executor
         self._links = Links()
         self._id: UUID | None = None
-        self.tags = run_tags(conductor)
+        self.tags = run_tags(executor)
 
     def begin(self) -> None:
         """Name and tag the run's flow run, and publish the first version of its page; call inside
@@ -176,10 +176,10 @@ class RunPages:
         with tolerant("name and tags"), get_client(sync_client=True) as client:
             client.update_flow_run(
                 UUID(flow_run.id),
-                name=run_title(self._conductor),
+                name=run_title(self._executor),
                 tags=sorted({*flow_run.tags, *self.tags}),
             )
-        found = (self._conductor.artifact(one.node.name) for one in self._conductor.needed)
+        found = (self._executor.artifact(one.node.name) for one in self._executor.needed)
         makers = {item.manifest.prefect.get("flow_run_id", "") for item in found if item} - {""}
         with tolerant("links to earlier runs"):
             self._links.known = _known(makers) if makers else frozenset()
@@ -187,9 +187,9 @@ class RunPages:
             self._links.forms = _forms()
         with tolerant("run page"):
             made = create_markdown_artifact(
-                run_page(self._conductor, self._links),
-                key=artifact_name(f"{self._conductor.record.name}-run"),
-                description=summary_line(self._conductor, self._links),
+                run_page(self._executor, self._links),
+                key=artifact_name(f"{self._executor.record.name}-run"),
+                description=summary_line(self._executor, self._links),
             )
             assert isinstance(made, UUID)
             self._id = made
@@ -199,8 +199,8 @@ class RunPages:
         if self._id is None:
             return
         with tolerant("run page"), get_client(sync_client=True) as client:
-            page = run_page(self._conductor, self._links)
-            words = summary_line(self._conductor, self._links)
+            page = run_page(self._executor, self._links)
+            words = summary_line(self._executor, self._links)
             client.update_artifact(self._id, ArtifactUpdate(data=page, description=words))
 
     def stage_begins(self, planned: PlannedNode) -> None:
@@ -211,15 +211,15 @@ class RunPages:
 
     def stage_ended(self, planned: PlannedNode, outcome: NodeOutcome) -> None:
         """Publish the stage's page and table; call inside its flow run."""
-        conductor, name = self._conductor, planned.node.name
-        key = artifact_name(f"{conductor.record.name}-{name}")
+        executor, name = self._executor, planned.node.name
+        key = artifact_name(f"{executor.record.name}-{name}")
         with tolerant(f"page of {name}"):
             create_markdown_artifact(
-                node_page(conductor, planned, outcome, self._links),
+                node_page(executor, planned, outcome, self._links),
                 key=key,
-                description=f"{name} of {conductor.record.run_id}: {outcome.state}",
+                description=f"{name} of {executor.record.run_id}: {outcome.state}",
             )
-        artifact = shown_artifact(conductor, outcome)
+        artifact = shown_artifact(executor, outcome)
         if artifact is not None:
             with tolerant(f"table of {name}"):
                 create_table_artifact(

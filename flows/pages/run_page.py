@@ -7,7 +7,7 @@ to date as stages end.
 
 from __future__ import annotations
 
-from flows.execution.executor import Conductor
+from flows.execution.executor import RunExecutor
 from flows.execution.terminal import KEY_DIGITS, duration
 from flows.pages.markdown import cell, linked, run_address, table, whole
 from flows.pages.stage_page import Links, made_by, plots, verdict
@@ -62,22 +62,22 @@ def _lines_into(planned: PlannedNode) -> list[str]:
     return [name for name in names if name not in ("questions", CLEAN)] if others else names
 
 
-def _state(conductor: Conductor, links: Links, name: str) -> NodeState:
-    outcome = conductor.outcomes.get(name)
+def _state(executor: RunExecutor, links: Links, name: str) -> NodeState:
+    outcome = executor.outcomes.get(name)
     if outcome is not None:
         return outcome.state
     return NodeState.RUNNING if name in links.here else NodeState.PENDING
 
 
-def summary_line(conductor: Conductor, links: Links) -> str:
+def summary_line(executor: RunExecutor, links: Links) -> str:
     """The verdict, or where the run is, in one line of plain text."""
-    if verdict := conductor.verdict():
+    if verdict := executor.verdict():
         return verdict.partition("; ")[0].partition(" | ")[0]
-    names = [planned.node.name for planned in conductor.needed]
-    there = sum(outcome.ok for outcome in conductor.outcomes.values())
+    names = [planned.node.name for planned in executor.needed]
+    there = sum(outcome.ok for outcome in executor.outcomes.values())
     count = f"{there} of {len(names)} stages are there"
     for name in names:
-        state = _state(conductor, links, name)
+        state = _state(executor, links, name)
         if state is NodeState.FAILED:
             return f"{name} failed; {count}"
         if state is NodeState.RUNNING:
@@ -92,15 +92,15 @@ def _text(text: str) -> str:
     return text
 
 
-def _mermaid(conductor: Conductor, links: Links) -> list[str]:
-    ids = {planned.node.name: f"n{index}" for index, planned in enumerate(conductor.needed)}
+def _mermaid(executor: RunExecutor, links: Links) -> list[str]:
+    ids = {planned.node.name: f"n{index}" for index, planned in enumerate(executor.needed)}
     lines = ["```mermaid", LAYOUT, "flowchart TD"]
     lines += [f"  classDef {state} {colour}" for state, colour in COLOURS.items()]
     lines.append("  linkStyle default stroke:#94a3b8")
-    for planned in conductor.needed:
+    for planned in executor.needed:
         name, stage = planned.node.name, planned.node.stage
-        artifact = conductor.artifact(name)
-        state = _state(conductor, links, name)
+        artifact = executor.artifact(name)
+        state = _state(executor, links, name)
         shown = [f"<b>{_text(name)}</b>"]
         if artifact is not None and state in (NodeState.DONE, NodeState.REUSED):
             shown.append(_text(label(stage, artifact.manifest.summary)))
@@ -112,10 +112,10 @@ def _mermaid(conductor: Conductor, links: Links) -> list[str]:
     return [*lines, "```", "", f"*{LEGEND}*", ""]
 
 
-def _row(conductor: Conductor, planned: PlannedNode, links: Links) -> tuple[str, ...]:
+def _row(executor: RunExecutor, planned: PlannedNode, links: Links) -> tuple[str, ...]:
     name = planned.node.name
-    artifact = conductor.artifact(name)
-    state = _state(conductor, links, name)
+    artifact = executor.artifact(name)
+    state = _state(executor, links, name)
     link = links.of(name, artifact)
     inputs = list(planned.node.inputs.values())
     source = "everything" if len(inputs) > 5 else ", ".join(inputs)
@@ -123,63 +123,63 @@ def _row(conductor: Conductor, planned: PlannedNode, links: Links) -> tuple[str,
     if artifact is not None and state in (NodeState.DONE, NodeState.REUSED):
         figures = cell(headline(planned.node.stage, artifact.manifest.summary))
         took = whole(duration(artifact.manifest.duration_seconds))
-        who = f"{made_by(conductor, name, links)}, {took}"
+        who = f"{made_by(executor, name, links)}, {took}"
     key = f"`{planned.key[:KEY_DIGITS]}`"
     return f"{linked(f'**{name}**', link)} {key}", figures, source, who
 
 
-def _lineage(conductor: Conductor, links: Links) -> list[str]:
-    rows = [_row(conductor, planned, links) for planned in conductor.needed]
+def _lineage(executor: RunExecutor, links: Links) -> list[str]:
+    rows = [_row(executor, planned, links) for planned in executor.needed]
     return [
         "## Lineage",
         "",
-        *_mermaid(conductor, links),
+        *_mermaid(executor, links),
         *table(("stage", "figures", "made from", "made by"), rows),
     ]
 
 
-def _stale(conductor: Conductor) -> list[str]:
+def _stale(executor: RunExecutor) -> list[str]:
     """Stages of the run that weren't asked for and no longer fit."""
-    needed = {planned.node.name for planned in conductor.needed}
+    needed = {planned.node.name for planned in executor.needed}
     stale = [
         planned.node.name
-        for planned in conductor.plan.nodes
+        for planned in executor.plan.nodes
         if planned.node.name not in needed and planned.state == "run"
     ]
     if not stale:
         return []
     return [
         f"**Stale** until they run again: {', '.join(stale)} "
-        f"(`ratchet run --run {conductor.record.run_id}`).",
+        f"(`ratchet run --run {executor.record.run_id}`).",
         "",
     ]
 
 
-def _comparison(conductor: Conductor) -> list[str]:
+def _comparison(executor: RunExecutor) -> list[str]:
     """The forest plot and the comparison's tables, where the run went that far."""
-    outcome = conductor.outcomes.get("compare")
-    artifact = conductor.artifact("compare")
+    outcome = executor.outcomes.get("compare")
+    artifact = executor.artifact("compare")
     if outcome is None or not outcome.ok or artifact is None:
         return []
-    drawn = plots(conductor, conductor.plan.named("compare"))
+    drawn = plots(executor, executor.plan.named("compare"))
     words = artifact.manifest.markdown.partition("\n")[2].strip()  # after the verdict
     return ["## Comparison", "", *verdict(artifact.manifest), *drawn, words, ""]
 
 
-def run_page(conductor: Conductor, links: Links) -> str:
+def run_page(executor: RunExecutor, links: Links) -> str:
     """The run's page: the verdict or where the run is, the lineage, the comparison."""
-    record = conductor.record
-    lines = [f"# {record.name}: {what_it_does(conductor.config)}", ""]
-    compared = conductor.artifact("compare") if conductor.verdict() else None
+    record = executor.record
+    lines = [f"# {record.name}: {what_it_does(executor.config)}", ""]
+    compared = executor.artifact("compare") if executor.verdict() else None
     if compared is not None:
         lines += ["**Verdict**", "", *verdict(compared.manifest, notes=False)]
     else:
-        lines += [f"{summary_line(conductor, links)}.", ""]
-    failed = [outcome for outcome in conductor.outcomes.values() if not outcome.ok]
+        lines += [f"{summary_line(executor, links)}.", ""]
+    failed = [outcome for outcome in executor.outcomes.values() if not outcome.ok]
     lines += [f"**{outcome.name} failed**: {outcome.message}\n" for outcome in failed]
-    lines += _stale(conductor)
-    lines += _lineage(conductor, links)
-    lines += _comparison(conductor)
+    lines += _stale(executor)
+    lines += _lineage(executor, links)
+    lines += _comparison(executor)
     lines += links.form("Start a run like this one", "full/full", start_from=record.run_id)
     based_on = "" if record.based_on is None else f"; settings taken from run `{record.based_on}`"
     lines += [

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from urllib.parse import urlencode
 
-from flows.execution.executor import Conductor, NodeOutcome
+from flows.execution.executor import NodeOutcome, RunExecutor
 from flows.execution.terminal import KEY_DIGITS, duration
 from flows.pages.charts import HAVE_CHARTS, drawn
 from flows.pages.markdown import bar, cell, code, linked, table, whole, without_code_blocks
@@ -57,14 +57,14 @@ class Links:
         return [f"[{text}]({address}?{urlencode({'parameters': json.dumps(values)})})", ""]
 
 
-def made_by(conductor: Conductor, node: str, links: Links) -> str:
+def made_by(executor: RunExecutor, node: str, links: Links) -> str:
     """Who made a node's artifact, in a few linked words."""
-    artifact = conductor.artifact(node)
+    artifact = executor.artifact(node)
     if artifact is None:
         return "not there"
     run_id = artifact.manifest.run_id
     link = links.of(node, artifact)
-    if run_id == conductor.record.run_id:
+    if run_id == executor.record.run_id:
         return linked("this run", link)
     return linked(run_id, link)
 
@@ -99,27 +99,27 @@ def _bars(artifact: Artifact) -> list[str]:
     return table(("format" if stage == "benchmark" else "benchmark", "strictly right"), rows)
 
 
-def plots(conductor: Conductor, planned: PlannedNode) -> list[str]:
+def plots(executor: RunExecutor, planned: PlannedNode) -> list[str]:
     """Lines that show a stage's plots."""
     names = [planned.node.name]
     if planned.node.stage == "compare":
         names.append("warmstart")  # it names an arm
-    present = {one.node.name for one in conductor.plan.nodes}
-    found = {name: conductor.artifact(name) for name in names if name in present}
+    present = {one.node.name for one in executor.plan.nodes}
+    found = {name: executor.artifact(name) for name in names if name in present}
     # A control's node, `grpo.random-reward`, is drawn as the run's own.
     inputs = {name.partition(".")[0]: item for name, item in found.items() if item}
     return drawn(planned.node.stage, inputs)
 
 
 def _plots(
-    conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome, links: Links
+    executor: RunExecutor, planned: PlannedNode, outcome: NodeOutcome, links: Links
 ) -> list[str]:
     """A stage's plots; of a reused one only if its maker's page, which has them, is gone."""
     if planned.node.stage not in HAVE_CHARTS:
         return []
-    maker = links.maker(conductor.artifact(planned.node.name))
+    maker = links.maker(executor.artifact(planned.node.name))
     if outcome.state is NodeState.DONE or maker is None:
-        return plots(conductor, planned)
+        return plots(executor, planned)
     return [f"The plots are on {linked('the page of the run that made it', maker)}.", ""]
 
 
@@ -152,12 +152,12 @@ def _changed_settings(manifest: Manifest) -> list[str]:
     return ["## Settings, where they are not the defaults", "", *(f"- {one}" for one in found), ""]
 
 
-def _made_from(conductor: Conductor, inputs: Mapping[str, str], links: Links) -> list[str]:
+def _made_from(executor: RunExecutor, inputs: Mapping[str, str], links: Links) -> list[str]:
     """The inputs: what they are, and who made them."""
     rows = []
     for role, name in inputs.items():
-        above = conductor.plan.named(name)
-        artifact = conductor.artifact(name)
+        above = executor.plan.named(name)
+        artifact = executor.artifact(name)
         summary = {} if artifact is None else artifact.manifest.summary
         link = links.of(name, artifact)
         rows.append(
@@ -165,37 +165,37 @@ def _made_from(conductor: Conductor, inputs: Mapping[str, str], links: Links) ->
                 role,
                 linked(whole(f"{above.node.stage}/{above.key[:KEY_DIGITS]}"), link),
                 cell(headline(above.node.stage, summary)),
-                made_by(conductor, name, links),
+                made_by(executor, name, links),
             )
         )
     return ["## Made from", "", *table(("input", "artifact", "", "made by"), rows)]
 
 
-def _failure(conductor: Conductor, outcome: NodeOutcome) -> list[str]:
+def _failure(executor: RunExecutor, outcome: NodeOutcome) -> list[str]:
     """What went wrong, and the end of the worker's log."""
     lines = [f"**{outcome.state}**: {outcome.message}", ""]
-    log = log_file(conductor.store, conductor.record.run_id, outcome.name)
+    log = log_file(executor.store, executor.record.run_id, outcome.name)
     if not log.is_file():
         return lines
     tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
     return [*lines, f"The end of `{log}`:", "", code(tail), ""]
 
 
-def shown_artifact(conductor: Conductor, outcome: NodeOutcome) -> Artifact | None:
+def shown_artifact(executor: RunExecutor, outcome: NodeOutcome) -> Artifact | None:
     """The artifact that a stage's page tells of; also one whose result forbids what follows."""
     there = outcome.ok or outcome.summary.get("refused")
-    return conductor.artifact(outcome.name) if there else None
+    return executor.artifact(outcome.name) if there else None
 
 
 def node_page(
-    conductor: Conductor, planned: PlannedNode, outcome: NodeOutcome, links: Links
+    executor: RunExecutor, planned: PlannedNode, outcome: NodeOutcome, links: Links
 ) -> str:
     """A node's page."""
     node = planned.node
     lines = [f"# {node.name}", ""]
-    artifact = shown_artifact(conductor, outcome)
+    artifact = shown_artifact(executor, outcome)
     if artifact is None:
-        lines += _failure(conductor, outcome)
+        lines += _failure(executor, outcome)
     else:
         manifest = artifact.manifest
         if not outcome.ok:
@@ -204,12 +204,12 @@ def node_page(
             lines += [f"## {first}", ""]
         lines += [_how(outcome, artifact, links), "", *_bars(artifact)]
         lines += _words(manifest)
-        lines += _plots(conductor, planned, outcome, links)
+        lines += _plots(executor, planned, outcome, links)
     if node.inputs:
-        lines += _made_from(conductor, node.inputs, links)
+        lines += _made_from(executor, node.inputs, links)
     if artifact is not None:
         lines += _changed_settings(artifact.manifest)
-    run_id = conductor.record.run_id
+    run_id = executor.record.run_id
     lines += links.form("Run this stage again", f"stage/{node.stage}", run=run_id)
     lines += [
         f"{STAGES[node.stage].gist.capitalize()}. `ratchet show {outcome.ref}`, run "

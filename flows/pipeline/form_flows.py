@@ -20,7 +20,7 @@ from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from flows.pipeline import forms
-from flows.pipeline.flow import conduct
+from flows.pipeline.flow import carry_out
 from ratchet.errors import UserError
 from ratchet.pipeline.dag import STAGES
 from ratchet.pipeline.request import prepare, prepare_stage
@@ -36,7 +36,7 @@ def _own_record(store: Path) -> RunRecord | None:
     return next(found, None)
 
 
-def _carry_out(store: str, prepare_run: Callable[[], RunRecord]) -> State[Any]:
+def _record_and_carry_out(store: str, prepare_run: Callable[[], RunRecord]) -> State[Any]:
     """Write the run record, or find it again, and carry it out."""
     folder = Path(store).absolute()
     record = _own_record(folder)
@@ -45,7 +45,7 @@ def _carry_out(store: str, prepare_run: Callable[[], RunRecord]) -> State[Any]:
             record = prepare_run()
         except UserError as error:
             return Failed(message=str(error))
-    return conduct(str(folder), record.run_id)
+    return carry_out(str(folder), record.run_id)
 
 
 @flow(name="full", persist_result=False)
@@ -93,7 +93,7 @@ def pipeline(
         grpo__learning_rate=grpo_learning_rate,
     )
     forced = [stage.value for stage in force]
-    return _carry_out(store, lambda: prepare(request, [], forced, command))
+    return _record_and_carry_out(store, lambda: prepare(request, [], forced, command))
 
 
 def _stage_flow(stage: str) -> Flow[..., Any]:
@@ -108,7 +108,9 @@ def _stage_flow(stage: str) -> Flow[..., Any]:
         store: str = DEFAULT_STORE,
     ) -> State[Any]:
         request, command = forms.stage_request(store, stage, run, change, settings)
-        return _carry_out(store, lambda: prepare_stage(request, stage, force, downstream, command))
+        return _record_and_carry_out(
+            store, lambda: prepare_stage(request, stage, force, downstream, command)
+        )
 
     form = forms.change_model(stage)
     fields = dict(inspect.signature(rerun, eval_str=True).parameters)

@@ -1,18 +1,16 @@
-"""The ways in which a flow learns that it shall stop, and in what order it then ends.
+"""How a flow learns that it shall stop, besides Ctrl-C in a run's own process.
 
 Ctrl-C, a cancel in the Prefect UI, and SIGTERM all end the running worker and let the run finish in
 good order: the stage's flow run, the run and its record say what happened, and the lock is free.
 
-*Ctrl-C* in a run's own process asks its worker to stop. *A cancel in the UI* reaches a served run
-as SIGTERM from the runner, which Prefect turns into `TerminationSignal`; a run that no runner looks
-after has to watch for it, which `watching_for_cancel` does. *SIGTERM* that nobody asked Prefect for
-(the serving ends, the machine shuts down) looks the same from inside, so `cancel_is_wanted` asks
-the server which of the two it is.
+*A cancel in the UI* reaches a served run as SIGTERM from the runner, which Prefect turns into
+`TerminationSignal`; a run that no runner looks after has to watch for it, which
+`watching_for_cancel` does. *SIGTERM* that nobody asked Prefect for (the serving ends, the machine
+shuts down) looks the same from inside, so `cancel_is_wanted` asks the server which it is.
 """
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,10 +21,9 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.objects import StateType
 from prefect.exceptions import PrefectHTTPStatusError
 
-from flows.execution.executor import Conductor
+from flows.execution.executor import RunExecutor
 
 WATCH_SECONDS = 3.0
-STOPPING = "stopping; what is done stays (Ctrl-C again to break off)"
 
 
 def cancel_is_wanted(flow_run_id: str | None) -> bool:
@@ -42,35 +39,14 @@ def cancel_is_wanted(flow_run_id: str | None) -> bool:
 
 
 @contextmanager
-def on_ctrl_c(conductor: Conductor) -> Iterator[None]:
-    """Ctrl-C stops the worker and ends the run in good order; a second one breaks off at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def on_signal(*_: object) -> None:
-        signal.signal(signal.SIGINT, before)
-        conductor.display.line(STOPPING)
-        conductor.stop()
-
-    signal.signal(signal.SIGINT, on_signal)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def watching_for_cancel(conductor: Conductor) -> Iterator[None]:
+def watching_for_cancel(executor: RunExecutor) -> Iterator[None]:
     """Stop the worker once the flow run is cancelled in the UI; for runs without a runner."""
     done = threading.Event()
 
     def watch() -> None:
         while not done.wait(WATCH_SECONDS):
-            if cancel_is_wanted(conductor.record.prefect_flow_run_id):
-                conductor.display.line("cancelled in the Prefect UI")
-                conductor.stop()
+            if cancel_is_wanted(executor.record.prefect_flow_run_id):
+                executor.halt("cancelled in the Prefect UI")
                 return
 
     thread = threading.Thread(target=watch, name="watch for cancel", daemon=True)

@@ -76,7 +76,7 @@ class Manifest(Record):
     sampled_tokens: int = 0
     device_seconds: float = 0.0
     prefect: dict[str, str] = {}
-    """Flow-run and task-run id."""
+    """Id of the flow run that made it."""
     wandb_run: str | None = None
 
 

@@ -39,4 +39,4 @@ class Job(Record):
     log_file: Path
     """Where everything the stage's libraries print goes."""
     prefect: dict[str, str] = {}
-    """Flow-run and task-run id, for the manifest."""
+    """Id of the flow run, for the manifest."""

@@ -1,8 +1,8 @@
 """Run one job in a worker process and hear what it says, from the flow's side.
 
 The worker's standard output carries events, one JSON object a line; all else it and its libraries
-print goes to the job's log file. Whatever happens here, an exception or a signal included, no
-process stays behind.
+print goes to the job's log file. Where events go through a file, `EventFile` reads them. Whatever
+happens here, an exception or a signal included, no process stays behind.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from ratchet.errors import EXIT_USER_ERROR
@@ -68,6 +70,29 @@ class StopRequest:
         self._worker = worker
         if self.wanted and worker is not None:
             worker.stop()
+
+
+@dataclass
+class EventFile:
+    """Events in a file that grows, and that may not exist yet; those before `offset` are old."""
+
+    path: Path
+    offset: int = 0
+
+    @classmethod
+    def from_now(cls, path: Path) -> EventFile:
+        """Leave out what is there already."""
+        return cls(path, path.stat().st_size if path.exists() else 0)
+
+    def new(self) -> Iterator[Event]:
+        """Events that were not told yet; a line that is still being written waits."""
+        with suppress(FileNotFoundError), self.path.open("rb") as file:
+            file.seek(self.offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self.offset += len(line)
+                yield json.loads(line)
 
 
 def _outcome_without_last_word(code: int, job: Job) -> WorkerOutcome:

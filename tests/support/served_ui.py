@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 from flows.server import server
 from ratchet.store.runs import RunRecord
 from ratchet.store.store import Store
+from tasks.runtime.supervisor import free_port
 from tests.support.recorded_run import environment, run_arguments, start
 
 START_SECONDS = 150.0
@@ -57,12 +57,6 @@ def pids_with(text: str) -> list[int]:
         for entry in Path("/proc").iterdir()
         if entry.name.isdigit() and text in command_line(int(entry.name))
     ]
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        return trial.getsockname()[1]
 
 
 @dataclass

@@ -147,6 +147,13 @@ def test_a_stage_again_with_another_setting(ui: Ui, base: RunRecord) -> None:
     assert record_of(ui, flow_run_id).run_id == made.run_id
     assert states(load_run(ui.store, made.run_id)) == {"model": "reused", "questions": "done"}
 
+    for node in made.nodes["model"], questions:
+        shutil.rmtree(ui.store.folder(node.stage, node.key))
+    ui.retry(flow_run_id)
+    wait_for(lambda: ui.store.find("questions", questions.key), 120, "both made anew")
+    assert ui.wait_until_ended(flow_run_id)["name"] == "Completed"
+    assert states(load_run(ui.store, made.run_id)) == {"model": "done", "questions": "done"}
+
 
 def test_a_scheduled_run_starts_and_reuses(ui: Ui, base: RunRecord) -> None:
     deployment = ui.call("/deployments/name/stage/questions")["id"]

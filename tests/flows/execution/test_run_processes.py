@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from ratchet.store.runs import RunStatus, load_run
 from ratchet.store.store import Store
 from tasks.runtime.supervisor import descendants
 from tests.support.recorded_run import environment, record, run_arguments, start, states
+from tests.support.served_ui import is_alive, wait_for
 
 pytestmark = pytest.mark.slow
 
@@ -30,21 +29,6 @@ def store(tmp_path: Path) -> Store:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Prefect home that the module's processes share."""
     return tmp_path_factory.mktemp("prefect")
-
-
-def wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
 
 
 def started_run(store: Store, home: Path, *settings: str) -> tuple[str, subprocess.Popen[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.execution.executor import Conductor, NodeOutcome
+from flows.execution.executor import NodeOutcome, RunExecutor
 from flows.pages.charts import HAVE_CHARTS, MERMAID_CHARACTERS, WIDTH, charts, in_markdown
 from flows.pages.markdown import bar, code, without_code_blocks
 from flows.pages.run_page import run_page, summary_line, what_it_does
@@ -182,38 +182,38 @@ def test_a_run_is_named_by_what_it_does(settings: list[str], name: str) -> None:
 
 def test_the_run_page_before_and_while_a_stage_runs(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    conductor = Conductor(store, record(store, ["filter"], "sampler.engine=vllm").run_id)
-    page = run_page(conductor, Links())
-    assert [planned.node.name for planned in conductor.needed] == [
+    executor = RunExecutor(store, record(store, ["filter"], "sampler.engine=vllm").run_id)
+    page = run_page(executor, Links())
+    assert [planned.node.name for planned in executor.needed] == [
         "model", "questions", "decontaminate", "presample", "score", "filter",
     ]  # fmt: skip
     assert page.count(":::pending") == 6 and "click" not in page
     assert "0 of 6 stages are there." in page
     assert "**Stale** until they run again: benchmark, warmstart, audit, grpo" in page
     links = Links(here={"model": "some-id"})
-    page = run_page(conductor, links)
+    page = run_page(executor, links)
     assert page.count(":::running") == 1 and page.count(":::pending") == 5
     assert 'click n0 "/v2/runs/flow-run/some-id?tab=Artifacts"' in page
-    assert summary_line(conductor, links) == "model is running; 0 of 6 stages are there"
+    assert summary_line(executor, links) == "model is running; 0 of 6 stages are there"
 
 
 def test_a_control_has_the_plots_of_its_stage(tmp_path: Path, nodes: dict[str, Artifact]) -> None:
     store = Store(tmp_path / "store")
     settings = ("sampler.engine=vllm", 'evaluate.controls=["random-reward"]')
-    conductor = Conductor(store, record(store, [], *settings).run_id)
-    planned = conductor.plan.named("grpo.random-reward")
-    assert plots(conductor, planned) == []
+    executor = RunExecutor(store, record(store, [], *settings).run_id)
+    planned = executor.plan.named("grpo.random-reward")
+    assert plots(executor, planned) == []
     with store.build("grpo", planned.key) as build:
         shutil.copy(nodes["grpo"].path("metrics.parquet"), build.out_dir)
         made = nodes["grpo"].manifest.model_copy(update={"key": planned.key})
         store.commit(build, made)
-    assert len(pictures(plots(conductor, planned))) == 4
+    assert len(pictures(plots(executor, planned))) == 4
 
 
 def test_a_refused_stage_shows_what_it_found_and_a_failed_one_its_log(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    conductor = Conductor(store, record(store, ["audit"], "sampler.engine=vllm").run_id)
-    planned = conductor.plan.named("audit")
+    executor = RunExecutor(store, record(store, ["audit"], "sampler.engine=vllm").run_id)
+    planned = executor.plan.named("audit")
     summary = {"refused": "they differ", "passed": False, "cause": "stale weights"}
     made = artifact(tmp_path, "audit", {}, key=planned.key, summary=summary, markdown="Probes.")
     with store.build("audit", planned.key) as build:
@@ -224,10 +224,10 @@ def test_a_refused_stage_shows_what_it_found_and_a_failed_one_its_log(tmp_path: 
             "audit", "audit", planned.key, NodeState.FAILED, WorkerState.USER_ERROR,
             "they differ", summary=outcome_summary,
         )  # fmt: skip
-        return node_page(conductor, planned, outcome, Links())
+        return node_page(executor, planned, outcome, Links())
 
     assert "**failed**: they differ" in page(summary) and "Probes." in page(summary)
-    log = log_file(store, conductor.record.run_id, "audit")
+    log = log_file(store, executor.record.run_id, "audit")
     log.write_text("".join(f"line {number}\n" for number in range(100)))
     failed = page({})
     assert "**failed**: they differ" in failed and "Probes." not in failed
@@ -237,9 +237,9 @@ def test_a_refused_stage_shows_what_it_found_and_a_failed_one_its_log(tmp_path: 
 
 def test_the_lineage_draws_every_stage_and_each_line_once(tmp_path: Path) -> None:
     store = Store(tmp_path / "store")
-    conductor = Conductor(store, record(store, [], "sampler.engine=vllm").run_id)
-    page = run_page(conductor, Links())
-    names = [planned.node.name for planned in conductor.needed]
+    executor = RunExecutor(store, record(store, [], "sampler.engine=vllm").run_id)
+    page = run_page(executor, Links())
+    names = [planned.node.name for planned in executor.needed]
     lines = re.findall(r"  n(\d+) --> n(\d+)", page)
     drawn = sorted((names[int(a)], names[int(b)]) for a, b in lines)
     assert drawn == [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ratchet.store.runs import RunStatus, load_run
+from ratchet.store.runs import RunStatus, load_run, run_folder
 from ratchet.store.store import Store
 from tests.support.recorded_run import record, states
 
@@ -93,7 +93,7 @@ def delete_flow_runs(parent: Any) -> None:
 
 
 def run_flow(store: Store, run_id: str) -> Any:
-    from flows.pipeline.flow_stage import stage
+    from flows.pipeline.flow import stage
 
     return stage(store=str(store.root), run_id=run_id, return_state=True)
 
@@ -186,6 +186,18 @@ def test_what_the_user_can_fix_fails_the_run_in_one_line(
     page = artifacts(below[1])["demo-questions"].data
     assert f"**failed**: {after.nodes['questions'].message}" in page
     assert "questions.log`:\n\n`" in page
+
+
+def test_a_fault_of_ours_fails_the_run_and_is_raised(prefect_server: None, store: Store) -> None:
+    found = record(store, ["model"])
+    logs = run_folder(store, found.run_id) / "logs"
+    logs.rmdir()
+    logs.write_text("a file in the folder's place")
+    state = run_flow(store, found.run_id)
+    assert state.is_failed()
+    assert isinstance(state.result(raise_on_failure=False), FileExistsError)
+    after = load_run(store, found.run_id)
+    assert after.status is RunStatus.FAILED and states(after) == {"model": "failed"}
 
 
 def test_forced_stage_runs_again_and_equal_content_is_reused_below(
