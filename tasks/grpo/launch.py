@@ -12,7 +12,6 @@ beside it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
@@ -22,10 +21,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ratchet.errors import UserError
 from ratchet.store.store import write_durably
@@ -33,6 +30,7 @@ from tasks.grpo import process
 from tasks.grpo.process import EVENTS, FAILURE, RESULT, TASK, Failure, Task
 from tasks.grpo.settings import Sections
 from tasks.runtime.context import StageContext, StageResult
+from tasks.runtime.launch import EventFile
 from tasks.runtime.supervisor import Supervised, by_signal
 
 POLL_SECONDS = 0.2
@@ -57,7 +55,7 @@ def train_in_processes(ctx: StageContext, sections: Sections) -> StageResult:
         environment=_environment(),
     ) as launched:
         tail = _Tail(launched.stdout)
-        events = Events(folder / EVENTS)
+        events = EventFile(folder / EVENTS)
         while launched.poll() is None:
             time.sleep(POLL_SECONDS)
             for event in events.new():
@@ -122,24 +120,6 @@ class _Tail:
     def text(self) -> str:
         """The end of what was printed."""
         return "".join(self.lines)
-
-
-@dataclass
-class Events:
-    """What the first process says, a JSON object a line."""
-
-    path: Path
-    offset: int = 0
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        """Events that were not told yet; a line that is still being written waits."""
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self.offset += len(line)
-                yield json.loads(line)
 
 
 def failure(folder: Path, count: int, said: str) -> UserError | RuntimeError:
