@@ -154,6 +154,34 @@ def bootstrap_mean(
     return float(low), float(high)
 
 
+def question_means(values: ArrayLike) -> np.ndarray:
+    """Mean per question of [questions] or [questions, samples]: shape [questions]."""
+    import numpy as np
+
+    array = np.asarray(values, dtype=np.float64)
+    return array if array.ndim == 1 else array.mean(axis=1)
+
+
+def paired_bootstrap(
+    a: ArrayLike,
+    b: ArrayLike,
+    confidence: float = 0.95,
+    seed: int = 0,
+    resamples: int = RESAMPLES,
+) -> tuple[float, float]:
+    """Bootstrap interval of mean(b) − mean(a) where both arms answered the same questions.
+
+    `a` and `b` have shape [questions] or [questions, samples], in the same order of questions; the
+    number of samples may differ. Questions are resampled and their samples stay with them: the
+    spread between samples is already in the question's mean, and drawing samples again would count
+    it twice. ValueError when the numbers of questions differ.
+    """
+    mean_a, mean_b = question_means(a), question_means(b)
+    if mean_a.shape != mean_b.shape:
+        raise ValueError(f"{len(mean_a)} questions in one arm, {len(mean_b)} in the other")
+    return bootstrap_mean(mean_b - mean_a, confidence, seed, resamples)
+
+
 def change_interval(
     change_q: ArrayLike, confidence: float = 0.95, seed: int = 0
 ) -> tuple[float, float]:

@@ -88,23 +88,35 @@ def test_wilson_for_means_is_wilson_for_ones_and_zeros_up_to_the_quantile() -> N
         stats.wilson_mean([0.5, 1.5])
 
 
-def test_bootstrap_of_changes_agrees_with_the_normal_interval_and_is_seeded() -> None:
+def test_paired_bootstrap_agrees_with_the_normal_interval_and_is_seeded() -> None:
     rng = np.random.default_rng(3)
     a = rng.random(2000) < 0.5
     b = np.where(rng.random(2000) < 0.2, ~a, a)
     difference = b.astype(float) - a
     half = 1.959964 * difference.std() / math.sqrt(2000)
-    low, high = stats.bootstrap_mean(difference, seed=1)
+    low, high = stats.paired_bootstrap(a, b, seed=1)
     assert low == pytest.approx(difference.mean() - half, abs=0.0015)
     assert high == pytest.approx(difference.mean() + half, abs=0.0015)
-    assert stats.bootstrap_mean(difference, seed=1) == (low, high)
+    assert stats.paired_bootstrap(a, b, seed=1) == (low, high)
     assert stats.change_interval(difference) == stats.tango(
         int((difference > 0).sum()), int((difference < 0).sum()), 2000
     )
     assert stats.change_interval(difference / 2, seed=1) == pytest.approx((low / 2, high / 2))
 
 
-def test_bootstrap_refuses_nan_and_nothing() -> None:
+def test_paired_bootstrap_keeps_samples_with_their_question() -> None:
+    # Ten copies of a question's one outcome carry no more information than one of them.
+    rng = np.random.default_rng(4)
+    a, b = rng.random(300) < 0.4, rng.random(300) < 0.5
+    copies_a, copies_b = np.repeat(a[:, None], 10, 1), np.repeat(b[:, None], 4, 1)
+    assert stats.paired_bootstrap(copies_a, copies_b, seed=2) == stats.paired_bootstrap(
+        a, b, seed=2
+    )
+
+
+def test_paired_bootstrap_refuses_different_questions_and_nan() -> None:
+    with pytest.raises(ValueError, match="3 questions"):
+        stats.paired_bootstrap([0, 1, 1], [1, 0])
     with pytest.raises(ValueError, match="finite"):
         stats.bootstrap_mean([0.0, math.nan])
     with pytest.raises(ValueError, match="one value per question"):
