@@ -58,9 +58,7 @@ def serve(model_path: str, kind: str) -> None:
         generation = backend(model_path, kind, Path(folder) / "versions")
         print("ready", flush=True)
         for step, _ in enumerate(sys.stdin):
-            generation.next_version = step
-            generation.sync_weights()
-            record = generation.last_sync
+            record = generation.sync_as(step)
             print(json.dumps([record.seconds, record.num_bytes]), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""The memory of the device that models run on, asked for without loading torch.
+"""The devices that models run on, asked for without loading torch where nothing else is said.
 
 GPUs are numbered as `nvidia-smi` does, by their place on the bus; stages run with
 `CUDA_DEVICE_ORDER=PCI_BUS_ID` (`tasks.runtime.launch`), so that CUDA numbers them so too.
@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import subprocess
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 MIB = 2**20
 MEMINFO = Path("/proc/meminfo")
+CPUINFO = Path("/proc/cpuinfo")
 CGROUP = Path("/sys/fs/cgroup")
 FIELDS = "name,uuid,memory.total,memory.free"
 QUERY = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
@@ -94,6 +96,27 @@ def visible_gpus() -> list[Device]:
     return seen
 
 
+def cuda_names() -> list[str]:
+    """The GPUs that CUDA counts from 0 in this process, by names that CUDA_VISIBLE_DEVICES takes.
+    Asks torch, which also knows slices of a GPU (MIG)."""
+    import torch
+
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    found = [str(index) for index in range(torch.cuda.device_count())]
+    return found if named is None else [name.strip() for name in named.split(",")][: len(found)]
+
+
 def find_device() -> Device | None:
     """The first GPU, the machine's memory where there is none; None where neither can be asked."""
     return next(iter(visible_gpus()), None) or _memory()
+
+
+@cache
+def device_description() -> str:
+    """The machine's accelerators by name, or its processor and number of cores."""
+    names = [gpu.name for gpu in _gpus().values()]
+    if names:
+        return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.is_file() else []
+    models = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return f"{next(models, 'CPU')}, {os.cpu_count()} cores"

@@ -10,6 +10,7 @@ how it ended.
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -131,8 +132,6 @@ def create_run(store: Store, record: RunRecord) -> None:
     """Make the run's folder with its configuration and record."""
     folder = run_folder(store, record.run_id)
     (folder / "logs").mkdir(parents=True)
-    import json
-
     write_durably(folder / CONFIG, json.dumps(record.config, indent=2) + "\n")
     update_run(store, record)
 

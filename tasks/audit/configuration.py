@@ -15,7 +15,7 @@ from tasks.audit.diagnosis import Cause, Finding, Probe
 from tasks.audit.reference import Reference, checkpoint_name
 from tasks.audit.rows import Report, fact, named
 from tasks.sync.adapter import ADAPTER
-from tasks.sync.handle import EngineFacts
+from tasks.sync.types import EngineFacts
 
 NEUTRAL: dict[str, tuple[float, ...]] = {
     "top_p": (1.0,),

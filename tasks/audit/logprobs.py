@@ -16,7 +16,7 @@ import torch
 
 from tasks.audit.diagnosis import CHANCE, Cause, Finding, Gap, Gaps, Probe
 from tasks.audit.rows import Report, Row
-from tasks.sync.handle import Sampled, SamplerHandle
+from tasks.sync.types import Sampled
 
 Lists = list[list[float]]
 
@@ -125,7 +125,6 @@ def surprise(scored: Scored) -> tuple[float, float]:
 
 def measure(
     trainer: Any,
-    handle: SamplerHandle,
     sampled: Sequence[Sampled],
     temperature: float,
     limit: Gap,
@@ -147,7 +146,9 @@ def measure(
         "surprise": surprise(in_training),
     }
     if temperature == 1:
-        whole = handle.score([[*one.prompt_ids, *one.token_ids] for one in sampled])
+        whole = trainer.vllm_generation.score(
+            [[*one.prompt_ids, *one.token_ids] for one in sampled]
+        )
         read = [row[-len(one.token_ids) :] for row, one in zip(whole, sampled, strict=True)]
         known |= {
             "prompt_trainer": gap(read, in_training.logprobs),

@@ -24,7 +24,8 @@ from tasks.audit.reference import Reference
 from tasks.audit.rounding import FLOOR, limit_of, rounding
 from tasks.audit.rows import Report, Row, fact
 from tasks.audit.wire import WireTap
-from tasks.sync.handle import Sampled, SamplerHandle
+from tasks.sync.types import Sampled
+from tasks.sync.versioned import VersionedGeneration
 
 GROWTH = 3.0
 """Drift of the last sync, as a multiple of the first one's, from which it counts as growing."""
@@ -77,17 +78,17 @@ class Audit:
 
 def run_audit(
     trainer: Any,
-    handle: SamplerHandle,
     settings: Settings,
     on_sync: Callable[[int], None] = lambda sync: None,
 ) -> Audit:
     """Audit a GRPO trainer and its sampler. `on_sync` is told each sync that is done with."""
-    return _Auditor(trainer, handle, settings).run(on_sync)
+    return _Auditor(trainer, settings).run(on_sync)
 
 
 class _Auditor:
-    def __init__(self, trainer: Any, handle: SamplerHandle, settings: Settings) -> None:
-        self.trainer, self.handle, self.settings = trainer, handle, settings
+    def __init__(self, trainer: Any, settings: Settings) -> None:
+        self.trainer, self.settings = trainer, settings
+        self.sampler: VersionedGeneration = trainer.vllm_generation
         self.reference = Reference(trainer.model, merged=not settings.by_adapter)
         self.limit = FLOOR[settings.dtype]
         self.rows: list[Row] = []
@@ -96,7 +97,7 @@ class _Auditor:
     def run(self, on_sync: Callable[[int], None]) -> Audit:
         settings = self.settings
         report = check_configuration(
-            self.handle.facts(),
+            self.sampler.facts(),
             self.reference,
             settings.dtype,
             self.trainer.accelerator.mixed_precision,
@@ -106,10 +107,10 @@ class _Auditor:
             known = Gaps(self.limit, findings=tuple(report.findings))
             return Audit(report.rows, diagnose(known), 0, [], 0)
         self.reference.redraw(settings.seed)
-        self.handle.sync(0)
+        self.sampler.sync_as(0)
         before = self._sample(1.0)
         self.limit = self._limit(before)
-        report.add(check_sampling(self.handle.facts().sampling, 1.0))
+        report.add(check_sampling(self.sampler.facts().sampling, 1.0))
         self.rows += report.rows
         diagnosis, at = diagnose(Gaps(self.limit, findings=tuple(report.findings))), 0
         drift: list[float] = []
@@ -128,18 +129,18 @@ class _Auditor:
         """Sync a new version and let every probe look."""
         settings = self.settings
         self.reference.redraw(settings.seed + sync)
-        dtype = self.handle.facts().dtype
+        dtype = self.sampler.facts().dtype
         tap = WireTap(self.reference, sync, dtype, by_adapter=settings.by_adapter)
-        self.handle.sync(sync, tap)
+        self.sampler.sync_as(sync, tap)
         report = self._wire(tap, sync)
-        weights = self.handle.effective_weights()
+        weights = self.sampler.effective_weights()
         report.add(check_effective(self.reference, sync, weights, dtype))
         sampled = self._sample(1.0)
         report.add(check_cache(sync, before, sampled))
         gaps = self._measure(sync, sampled, 1.0, report)
         if settings.temperature != 1:
             other = self._sample(settings.temperature)
-            report.add(check_sampling(self.handle.facts().sampling, settings.temperature))
+            report.add(check_sampling(self.sampler.facts().sampling, settings.temperature))
             at_run = self._measure(sync, other, settings.temperature, report)
             finding = _at_run_temperature(gaps, at_run, settings.temperature)
             report.findings += [] if finding is None else [finding]
@@ -155,7 +156,7 @@ class _Auditor:
         return limit_of(found, dtype, on_gpu=on_gpu)
 
     def _wire(self, tap: WireTap, sync: int) -> Report:
-        if tap.seen or self.handle.facts().mode == "colocate":
+        if tap.seen or self.sampler.facts().mode == "colocate":
             return tap.report()
         return Report([fact(Probe.WIRE, "names", True, "not seen from here: P2", sync=sync)])
 
@@ -164,7 +165,6 @@ class _Auditor:
     ) -> Gaps:
         gaps = measure(
             self.trainer,
-            self.handle,
             sampled,
             temperature,
             self.limit,
@@ -177,7 +177,7 @@ class _Auditor:
 
     def _sample(self, temperature: float) -> list[Sampled]:
         settings = self.settings
-        found = self.handle.sample(
+        found = self.sampler.sample(
             settings.prompts,
             n=settings.num_samples,
             temperature=temperature,

@@ -17,7 +17,7 @@ import torch
 
 from tasks.audit.diagnosis import Gap
 from tasks.audit.logprobs import as_lists, gap, padded, plain_scores, trainer_scores
-from tasks.sync.handle import Sampled
+from tasks.sync.types import Sampled
 
 FLOOR = {"float32": Gap(5e-5, 5e-3), "bfloat16": Gap(1e-2, 0.5)}
 """Differences that are never reported, in nats per token. Between vLLM and transformers 1e-6 to

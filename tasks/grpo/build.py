@@ -162,8 +162,9 @@ def policy_sampler(
     from tasks.sync import server_generation
     from tasks.sync.engine import engine_rank
     from tasks.sync.server import ServerSettings
+    from tasks.sync.versioned import sampled_by
 
-    return server_generation.served(
+    return sampled_by(
         server_generation.ServerMergedGeneration
         if adapter is None
         else server_generation.ServerAdapterGeneration,

@@ -30,7 +30,7 @@ def diagnose_drift(
     if scored is None:
         return diagnose(Gaps(limit, surprise=surprise))
     from tasks.audit.logprobs import measure
-    from tasks.sync.handle import Sampled, handle_of
+    from tasks.sync.types import Sampled
 
     sampled = [
         Sampled(prompt[is_prompt].tolist(), ids[is_text].tolist(), logps[is_text].tolist(), None)
@@ -45,7 +45,6 @@ def diagnose_drift(
     ]
     gaps = measure(
         trainer,
-        handle_of(trainer.vllm_generation),
         sampled,
         trainer.temperature,
         limit,

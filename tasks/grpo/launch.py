@@ -12,21 +12,17 @@ beside it.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from ratchet.errors import UserError
 from ratchet.store.store import write_durably
@@ -34,7 +30,8 @@ from tasks.grpo import process
 from tasks.grpo.process import EVENTS, FAILURE, RESULT, TASK, Failure, Task
 from tasks.grpo.settings import Sections
 from tasks.runtime.context import StageContext, StageResult
-from tasks.runtime.supervisor import Supervised
+from tasks.runtime.launch import EventFile
+from tasks.runtime.supervisor import Supervised, by_signal
 
 POLL_SECONDS = 0.2
 TAIL_LINES = 60
@@ -58,7 +55,7 @@ def train_in_processes(ctx: StageContext, sections: Sections) -> StageResult:
         environment=_environment(),
     ) as launched:
         tail = _Tail(launched.stdout)
-        events = Events(folder / EVENTS)
+        events = EventFile(folder / EVENTS)
         while launched.poll() is None:
             time.sleep(POLL_SECONDS)
             for event in events.new():
@@ -125,24 +122,6 @@ class _Tail:
         return "".join(self.lines)
 
 
-@dataclass
-class Events:
-    """What the first process says, a JSON object a line."""
-
-    path: Path
-    offset: int = 0
-
-    def new(self) -> Iterator[dict[str, Any]]:
-        """Events that were not told yet; a line that is still being written waits."""
-        with contextlib.suppress(FileNotFoundError), self.path.open("rb") as file:
-            file.seek(self.offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self.offset += len(line)
-                yield json.loads(line)
-
-
 def failure(folder: Path, count: int, said: str) -> UserError | RuntimeError:
     """What ended the processes: a user's mistake before all else, then a process that was killed
     (the others lose their connection to it), then the first that broke."""
@@ -152,10 +131,8 @@ def failure(folder: Path, count: int, said: str) -> UserError | RuntimeError:
         return UserError(mistakes[0].message)
     found = ROOT_CAUSE.search(said)
     if found and int(found[2]) < 0 and int(found[1]) not in {one.rank for one in told}:
-        number = -int(found[2])
-        hint = " (out of memory?)" if number == signal.SIGKILL else ""
-        what = f"was ended by signal {number}{hint}"
-        return RuntimeError(f"training process {found[1]} of {count} {what}, the others with it")
+        what = f"training process {found[1]} of {count} was ended {by_signal(-int(found[2]))}"
+        return RuntimeError(f"{what}, the others with it")
     if told:
         first = min(told, key=lambda one: one.time)
         return RuntimeError(f"training process {first.rank} of {count} failed: {first.message}")

@@ -21,7 +21,7 @@ import torch
 from accelerate import PartialState
 
 from ratchet.config.run import WandbConfig
-from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.errors import EXIT_USER_ERROR, UserError, in_one_line
 from ratchet.store.manifest import Record
 from ratchet.store.store import Artifact, Store, write_durably
 from tasks.grpo.finish import finish
@@ -154,8 +154,7 @@ def main(folder: Path) -> int:
     except Exception as error:
         traceback.print_exc()
         is_users = isinstance(error, UserError)
-        what = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-        found = Failure(rank, is_users, str(error) if is_users else what, time.time())
+        found = Failure(rank, is_users, str(error) if is_users else in_one_line(error), time.time())
         write_durably(folder / FAILURE.format(rank), json.dumps(asdict(found)))
         sys.stderr.flush()
         if rank or not is_users:

@@ -24,7 +24,7 @@ from tasks.grpo.settings import Sections
 from tasks.grpo.trainer import RolloutTrainer
 from tasks.models.checkpoints import load_tokenizer
 from tasks.runtime.context import StageContext
-from tasks.sync.errors import ServerError
+from tasks.sync.types import ServerError
 from tasks.training.arguments import training_folder
 from tasks.training.dev_check import dev_set
 from tasks.training.resume import (

@@ -21,7 +21,7 @@ from typing import Any
 from ratchet.errors import EXIT_USER_ERROR
 from ratchet.store.store import write_durably
 from tasks.runtime.job import Job
-from tasks.runtime.supervisor import SIGNAL_EXIT, Supervised
+from tasks.runtime.supervisor import SIGNAL_EXIT, Supervised, by_signal
 
 Event = dict[str, Any]
 GPU_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -97,9 +97,7 @@ class EventFile:
 def _outcome_without_last_word(code: int, job: Job) -> WorkerOutcome:
     """A worker that ended without saying how."""
     if code > SIGNAL_EXIT:
-        number = code - SIGNAL_EXIT
-        hint = " (out of memory?)" if number == 9 else ""
-        what = f"its process was ended by signal {number}{hint}"
+        what = f"its process was ended {by_signal(code - SIGNAL_EXIT)}"
     else:
         what = f"its process ended with code {code} before the stage did"
     return WorkerOutcome(WorkerState.CRASHED, f"{what}; see {job.log_file}")

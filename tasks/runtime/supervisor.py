@@ -115,6 +115,11 @@ class Supervised:
             self._process.wait()
 
 
+def by_signal(number: int) -> str:
+    """How a process ended that signal `number` ended, in words."""
+    return f"by signal {number}" + (" (out of memory?)" if number == signal.SIGKILL else "")
+
+
 def free_port() -> int:
     """A loopback port that nobody listens on, for a server that is about to be started."""
     with socket.socket() as probe:

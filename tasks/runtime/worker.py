@@ -26,7 +26,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 from ratchet.config.run import RunConfig, Section
-from ratchet.errors import EXIT_USER_ERROR, UserError
+from ratchet.errors import EXIT_USER_ERROR, UserError, in_one_line
 from ratchet.store.store import Artifact, Store
 from tasks.runtime.context import StageContext, StageResult
 from tasks.runtime.job import InputRef, Job
@@ -167,8 +167,8 @@ def main(job_file: Path) -> int:
         return EXIT_USER_ERROR
     except Exception as error:
         traceback.print_exc()
-        what = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-        emit({"event": "error", "kind": "crash", "message": f"{what}; see {job.log_file}"})
+        message = f"{in_one_line(error)}; see {job.log_file}"
+        emit({"event": "error", "kind": "crash", "message": message})
         return 1
     return 0
 

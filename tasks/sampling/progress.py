@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from ratchet.words import duration
 from tasks.runtime.context import StageContext
@@ -28,14 +27,6 @@ class Progress:
         self.told_at = 0.0
         self.underway: dict[int, tuple[int, int]] = {}
         """By worker, finished completions and tokens of the shard it is at."""
-
-    def watch(self, worker: int) -> Callable[[int, int], None]:
-        """The callback for the shard that a worker draws next."""
-
-        def tell(num_done: int, num_tokens: int) -> None:
-            self.tell(worker, num_done, num_tokens)
-
-        return tell
 
     def tell(self, worker: int, num_done: int, num_tokens: int) -> None:
         """A worker has finished so much of the shard it is at."""

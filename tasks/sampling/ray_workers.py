@@ -1,4 +1,4 @@
-"""Makers of shards as Ray actors, for a cluster or for one machine.
+"""Workers that make shards as Ray actors, for a cluster or for one machine.
 
 Ray places the actors (each on a GPU of its own where the cluster has any), starts one anew when it
 dies and gives it its shard again. Every node has Ratchet installed and sees the store and the model
@@ -17,14 +17,14 @@ from ratchet.errors import UserError
 from tasks.runtime.worker import set_environment
 from tasks.sampling.progress import Progress
 from tasks.sampling.shards import Made, Shard
-from tasks.sampling.workers import Maker, Todo, Work
+from tasks.sampling.workers import ShardWorker, Todo, Work
 
 RESTARTS = 2
 """How often an actor that died is started again."""
 
 
-class RayMaker:
-    """A `Maker` in an actor's process."""
+class RayWorker:
+    """A `ShardWorker` in an actor's process."""
 
     def __init__(self, work: Work, threads: str | None) -> None:
         set_environment()
@@ -33,18 +33,18 @@ class RayMaker:
         if threads is None:
             os.environ.pop("OMP_NUM_THREADS", None)
         ctx = replace(work.ctx, emit=lambda event: print(event.get("message", ""), flush=True))
-        self.maker = Maker(replace(work, ctx=ctx))
+        self.worker = ShardWorker(replace(work, ctx=ctx))
 
     def make(self, key: str, shard: Shard) -> tuple[str, Made]:
         """Make a shard; its key with what it took. UserError where the store isn't seen: raised
         here it reaches the stage as it is, while an actor that can't be made is only a dead one."""
-        model = self.maker.work.ctx.inputs["model"]
+        model = self.worker.work.ctx.inputs["model"]
         if not model.folder.is_dir():
             raise UserError(
                 f"a Ray node doesn't see {model.folder}: put the store where every node of the "
                 "cluster finds it under the same path"
             )
-        return key, self.maker.make(shard, key, lambda num_done, num_tokens: None)
+        return key, self.worker.make(key, shard, lambda num_done, num_tokens: None)
 
 
 def _connect(workers: WorkersConfig) -> tuple[Any, dict[str, float]]:
@@ -59,7 +59,9 @@ def _connect(workers: WorkersConfig) -> tuple[Any, dict[str, float]]:
     import ray
 
     try:
-        ray.init(address=workers.ray, include_dashboard=_if_local(workers, False))
+        # Of a cluster that runs already, its dashboard isn't ours to set.
+        dashboard = False if workers.ray == "local" else None
+        ray.init(address=workers.ray, include_dashboard=dashboard)
     except (ConnectionError, ValueError) as error:
         raise UserError(
             f"no Ray cluster at workers.ray = '{workers.ray}' ({error}): start one with "
@@ -74,11 +76,6 @@ def _connect(workers: WorkersConfig) -> tuple[Any, dict[str, float]]:
             f"{name}s: lower it"
         )
     return ray, {"num_gpus": float(name == "GPU"), "num_cpus": 1.0}
-
-
-def _if_local(workers: WorkersConfig, value: bool) -> bool | None:
-    """A setting of a Ray that we start; None for one that runs already."""
-    return value if workers.ray == "local" else None
 
 
 def make_on_ray(
@@ -96,12 +93,12 @@ def make_on_ray(
     count = min(workers.count, len(missing))
     work.ctx.log(f"{count} sampling workers on Ray ({ray.get_runtime_context().gcs_address})")
     try:
-        actor = ray.remote(max_restarts=RESTARTS, max_task_retries=RESTARTS, **share)(RayMaker)
+        actor = ray.remote(max_restarts=RESTARTS, max_task_retries=RESTARTS, **share)(RayWorker)
         threads = os.environ.get("OMP_NUM_THREADS")
         pool = ActorPool([actor.remote(work.elsewhere(), threads) for _ in range(count)])
         progress.tell(0, 0, 0)
         todo = missing.items()
-        for key, one in pool.map_unordered(lambda hand, item: hand.make.remote(*item), todo):
+        for key, one in pool.map_unordered(lambda worker, item: worker.make.remote(*item), todo):
             made[key] = one
             progress.finish(0, missing[key].num_completions, one.num_tokens)
     except ray.exceptions.RayTaskError as error:

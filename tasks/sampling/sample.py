@@ -19,7 +19,7 @@ from tasks.models.checkpoints import load_tokenizer
 from tasks.runtime.context import StageContext
 from tasks.sampling.progress import Progress
 from tasks.sampling.shards import STAGE, Made, SampleRequest, Shard, ShardStore, plan_shards, render
-from tasks.sampling.workers import Todo, Work, make_here, make_in_processes, num_makers
+from tasks.sampling.workers import Todo, Work, make_here, make_in_processes, num_processes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -91,7 +91,7 @@ def _make(work: Work, missing: Todo, workers: WorkersConfig, progress: Progress)
         from tasks.sampling.ray_workers import make_on_ray
 
         return make_on_ray(work, missing, progress, workers)
-    count = num_makers(workers, len(missing))
+    count = num_processes(workers, len(missing))
     if count == 1:
         return make_here(work, missing, progress)
     return make_in_processes(work, missing, progress, count)

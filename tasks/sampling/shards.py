@@ -25,7 +25,7 @@ from ratchet.store.code import code_version
 from ratchet.store.keys import artifact_key, canonical_json, text_hash
 from ratchet.store.schemas import to_table, write_table
 from ratchet.store.store import Artifact
-from tasks.runtime.context import StageContext
+from tasks.runtime.context import StageContext, StageResult
 from tasks.runtime.manifests import manifest_of
 from tasks.sampling.engines import PLAIN, OnProgress, Sample, Sampler, Shaping
 
@@ -211,6 +211,11 @@ class ShardStore:
         """Store the shard; its tokens."""
         table = to_table("completions", list(self._rows(shard, samples)))
         num_tokens = sum(len(sample.token_ids) for group in samples for sample in group)
+        summary = {
+            "num_questions": len(shard.prompts),
+            "num_completions": shard.num_completions,
+            "num_tokens": num_tokens,
+        }
         with self.ctx.store.build(STAGE, key) as build:
             write_table(build.out_dir / "completions.parquet", "completions", table)
             manifest = manifest_of(
@@ -225,13 +230,7 @@ class ShardStore:
                 code_version=self.code,
                 seed=self.seed_of(shard),
                 started_at=started_at,
-                summary={
-                    "num_questions": len(shard.prompts),
-                    "num_completions": shard.num_completions,
-                    "num_tokens": num_tokens,
-                },
-                sampled_tokens=num_tokens,
-                device_seconds=seconds,
+                result=StageResult(summary, sampled_tokens=num_tokens, device_seconds=seconds),
             )
             self.ctx.store.commit(build, manifest)
         return num_tokens

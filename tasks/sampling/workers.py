@@ -1,11 +1,16 @@
-"""Makers of shards, and the two ways to put them to work on one machine.
+"""What makes shards, and the two ways to put it to work on one machine.
 
-A `Maker` has an engine and makes one shard after the other. `make_here` uses one in this process;
-`make_in_processes` starts several processes, each with a device of its own (`CUDA_VISIBLE_DEVICES`)
-where there are GPUs, and hands each the next missing shard when it is free. When a process dies,
-its shard goes to another; with the last one the stage ends, and the shards that are finished stay.
-Makers end with the process that started them, kill -9 included. On a CPU each uses as many threads
-as a lone one would: another number could round otherwise, and the shards shall be the same.
+A `ShardWorker` has an engine and makes one shard after the other. `make_here` uses one in this
+process; `make_in_processes` starts several processes, each with a device of its own
+(`CUDA_VISIBLE_DEVICES`) where there are GPUs, and hands each the next missing shard when it is
+free. When a process dies, its shard goes to another; with the last one the stage ends, and the
+shards that are finished stay. Workers end with the process that started them, kill -9 included. On
+a CPU each uses as many threads as a lone one would: another number could round otherwise, and the
+shards shall be the same.
+
+Not `concurrent.futures`: one dead process breaks its pool, which then ends all others and can't say
+how the one ended; busy processes can't be ended, and each would go through interpreter shutdown,
+where an engine's exit handler can hang.
 """
 
 from __future__ import annotations
@@ -13,18 +18,18 @@ from __future__ import annotations
 import multiprocessing
 import os
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from ratchet.config.run import ModelConfig, SamplerConfig, WorkersConfig
-from ratchet.errors import UserError
+from ratchet.errors import UserError, in_one_line
+from ratchet.resources.device import cuda_names
 from tasks.runtime.context import StageContext
-from tasks.runtime.supervisor import die_with_parent
+from tasks.runtime.supervisor import by_signal, die_with_parent
 from tasks.runtime.worker import set_environment
 from tasks.sampling.engines import OnProgress, Sampler, open_sampler
 from tasks.sampling.progress import Progress
@@ -34,12 +39,12 @@ Todo = Mapping[str, Shard]
 """Shards to make, by key."""
 
 ENDED_BY_US = 5.0
-"""Seconds a maker has to end by itself once there is nothing left to do."""
+"""Seconds a worker has to end by itself once there is nothing left to do."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What every maker of a stage's shards must know."""
+    """What every worker of a stage's shards must know."""
 
     ctx: StageContext
     model_config: ModelConfig
@@ -72,7 +77,7 @@ def open_engine(work: Work) -> Iterator[Sampler]:
         yield engine
 
 
-class Maker:
+class ShardWorker:
     """Makes shards one after the other; its engine is opened for the first that is missing."""
 
     def __init__(self, work: Work) -> None:
@@ -81,7 +86,7 @@ class Maker:
         self._stack = ExitStack()
         self._engine: Sampler | None = None
 
-    def make(self, shard: Shard, key: str, on_progress: OnProgress) -> Made:
+    def make(self, key: str, shard: Shard, on_progress: OnProgress) -> Made:
         """See `ShardStore.make`."""
         return self.shards.make(shard, key, self._open, on_progress)
 
@@ -97,32 +102,20 @@ class Maker:
 
 def make_here(work: Work, missing: Todo, progress: Progress) -> dict[str, Made]:
     """Make the shards in this process, by key."""
-    maker = Maker(work)
     made: dict[str, Made] = {}
-    try:
+    with closing(ShardWorker(work)) as worker:
         for key, shard in missing.items():
-            made[key] = maker.make(shard, key, progress.watch(0))
+            made[key] = worker.make(key, shard, partial(progress.tell, 0))
             progress.finish(0, shard.num_completions, made[key].num_tokens)
-    finally:
-        maker.close()
     return made
 
 
-def devices() -> list[str]:
-    """The GPUs that this process may use, as `CUDA_VISIBLE_DEVICES` names them."""
-    import torch
-
-    names = os.environ.get("CUDA_VISIBLE_DEVICES")
-    found = list(map(str, range(torch.cuda.device_count())))
-    return found if names is None else [name.strip() for name in names.split(",")][: len(found)]
-
-
-def num_makers(workers: WorkersConfig, num_shards: int) -> int:
+def num_processes(workers: WorkersConfig, num_shards: int) -> int:
     """How many processes make `num_shards` shards on this machine; UserError when more are asked
     for than it has GPUs or, without one, cores."""
     if workers.count == 1:
         return 1
-    gpus = len(devices())
+    gpus = len(cuda_names())
     limit, what = (gpus, "GPUs in sight") if gpus else (os.cpu_count() or 1, "CPU cores and no GPU")
     if workers.count > limit:
         raise UserError(
@@ -131,119 +124,100 @@ def num_makers(workers: WorkersConfig, num_shards: int) -> int:
     return min(workers.count, num_shards)
 
 
-@dataclass(eq=False)
-class _Hand:
-    """A process that makes shards."""
+class _Process:
+    """A process that makes shards, seen from the stage's."""
 
-    number: int
-    process: SpawnProcess
-    pipe: Connection
-    key: str | None = None
-    """The shard it is at."""
+    def __init__(self, work: Work, number: int, device: str | None) -> None:
+        spawn = multiprocessing.get_context("spawn")  # a fork would copy torch's threads halfway
+        self.number = number
+        self.key: str | None = None
+        """The shard it is at."""
+        self.pipe, other = spawn.Pipe()
+        self._process = spawn.Process(
+            target=_serve, args=(work.elsewhere(), other, device, os.getpid()), daemon=False
+        )
+        self._process.start()
+        other.close()  # so that its end is seen here, and ours there
 
     def end_in_words(self) -> str:
         """How the process ended."""
-        self.process.join()
-        code = self.process.exitcode
+        self._process.join()
+        code = self._process.exitcode
         assert code is not None
-        hint = " (out of memory?)" if code == -9 else ""
-        how = f"by signal {-code}{hint}" if code < 0 else f"with code {code}"
-        return f"sampling worker {self.number} (process {self.process.pid}) ended {how}"
+        how = by_signal(-code) if code < 0 else f"with code {code}"
+        return f"sampling worker {self.number} (process {self._process.pid}) ended {how}"
+
+    def dismiss(self) -> None:
+        """Ask it to end, at once if it is at a shard."""
+        self.pipe.close()
+        if self.key is not None:
+            self._process.terminate()
+
+    def join(self) -> None:
+        """Wait for its end, and not for long."""
+        self._process.join(ENDED_BY_US)
+        self._process.kill()
+        self._process.join()
 
 
-@dataclass(eq=False)
-class _Crew:
+class _Pool:
     """The processes at work and what is left to do."""
 
-    work: Work
-    missing: Todo
-    progress: Progress
-    todo: deque[str]
-    hands: list[_Hand] = field(default_factory=list)
-    ends: list[str] = field(default_factory=list)
-    """How processes ended that shouldn't have."""
-    made: dict[str, Made] = field(default_factory=dict)
+    def __init__(self, work: Work, missing: Todo, progress: Progress) -> None:
+        self.work, self.missing, self.progress = work, missing, progress
+        self.todo = [*missing][::-1]
+        self.made: dict[str, Made] = {}
+        self.processes: list[_Process] = []
+        self.ends: list[str] = []
+        """How processes ended that shouldn't have."""
 
-    def start(self, number: int, device: str | None) -> None:
-        """Start one process and give it a shard."""
-        spawn = multiprocessing.get_context("spawn")  # a fork would copy torch's threads halfway
-        pipe, other = spawn.Pipe()
-        process = spawn.Process(
-            target=_serve, args=(self.work.elsewhere(), other, device, os.getpid()), daemon=False
-        )
-        process.start()
-        other.close()  # so that its end is seen here, and ours there
-        hand = _Hand(number, process, pipe)
-        self.hands.append(hand)
-        self.give(hand)
+    def run(self) -> None:
+        """Until every shard is made."""
+        while len(self.made) < len(self.missing):
+            for process in self.processes:
+                if process.key is None and self.todo:
+                    process.key = self.todo.pop()
+                    with suppress(BrokenPipeError, ConnectionResetError):  # its end is heard below
+                        process.pipe.send((process.key, self.missing[process.key]))
+            ready = wait([process.pipe for process in self.processes])
+            for process in [process for process in self.processes if process.pipe in ready]:
+                try:
+                    message = process.pipe.recv()
+                except (EOFError, ConnectionResetError):
+                    self._lose(process)
+                else:
+                    self._hear(process, *message)
 
-    def give(self, hand: _Hand) -> None:
-        """The next shard, if there is one."""
-        hand.key = self.todo.popleft() if self.todo else None
-        if hand.key is not None:
-            try:
-                hand.pipe.send((hand.key, self.missing[hand.key]))
-            except (BrokenPipeError, ConnectionResetError):
-                self.lose(hand)
-
-    def hear(self, hand: _Hand) -> None:
-        """Take in one message of a process, or its end."""
-        try:
-            kind, *said = hand.pipe.recv()
-        except (EOFError, ConnectionResetError):
-            self.lose(hand)
-            return
+    def _hear(self, process: _Process, kind: str, *said: Any) -> None:
+        """Take in a message."""
         if kind == "event":
-            self.work.ctx.emit(said[0])
+            self.work.ctx.emit(*said)
         elif kind == "progress":
-            self.progress.tell(hand.number, *said)
+            self.progress.tell(process.number, *said)
         elif kind == "made":
-            assert hand.key is not None
-            self.made[hand.key] = said[0]
-            num_completions = self.missing[hand.key].num_completions
-            self.progress.finish(hand.number, num_completions, said[0].num_tokens)
-            self.give(hand)
+            assert process.key is not None
+            (self.made[process.key],) = said
+            num_completions = self.missing[process.key].num_completions
+            self.progress.finish(process.number, num_completions, said[0].num_tokens)
+            process.key = None
         else:
-            error: Callable[[str], Exception] = UserError if kind == "user" else RuntimeError
-            raise error(f"sampling worker {hand.number}: {said[0]}")
+            error, words = said
+            raise error(f"sampling worker {process.number}: {words}")
 
-    def lose(self, hand: _Hand) -> None:
-        """A process died; its shard is done by another, idle ones included."""
-        self.hands.remove(hand)
-        self.ends.append(hand.end_in_words())
-        self.progress.drop(hand.number)
-        if hand.key is None:
+    def _lose(self, process: _Process) -> None:
+        """A process died; its shard is done by another."""
+        self.processes.remove(process)
+        self.ends.append(process.end_in_words())
+        self.progress.drop(process.number)
+        if process.key is None:
             return
-        self.todo.appendleft(hand.key)
-        if not self.hands:
+        self.todo.append(process.key)
+        if not self.processes:
             raise RuntimeError(
                 f"{'; '.join(self.ends)}. {len(self.made)} of {len(self.missing)} missing shards "
                 "are finished and kept: the same command continues"
             )
         self.work.ctx.log(f"{self.ends[-1]}; its shard goes to another")
-        idle = next((other for other in self.hands if other.key is None), None)
-        if idle is not None:
-            self.give(idle)
-
-    def run(self) -> None:
-        """Until every shard is made."""
-        while len(self.made) < len(self.missing):
-            ready = wait([hand.pipe for hand in self.hands])
-            for hand in list(self.hands):
-                if hand.pipe in ready and hand in self.hands:  # the dead are removed meanwhile
-                    self.hear(hand)
-
-    def dismiss(self) -> None:
-        """Nothing is left to do, or something failed: end all processes."""
-        for hand in self.hands:
-            hand.pipe.close()
-            if hand.key is not None:
-                hand.process.terminate()
-        for hand in self.hands:
-            hand.process.join(ENDED_BY_US)
-            if hand.process.is_alive():
-                hand.process.kill()
-                hand.process.join()
 
 
 def make_in_processes(work: Work, missing: Todo, progress: Progress, count: int) -> dict[str, Made]:
@@ -251,40 +225,40 @@ def make_in_processes(work: Work, missing: Todo, progress: Progress, count: int)
 
     UserError and RuntimeError as a process says; RuntimeError when all of them died.
     """
-    names: list[str] | list[None] = devices() or [None] * count
-    crew = _Crew(work, missing, progress, deque(missing))
+    devices: list[str] | list[None] = cuda_names() or [None] * count
+    pool = _Pool(work, missing, progress)
     work.ctx.log(f"{count} sampling workers")
     try:
-        for number, device in enumerate(names[:count], start=1):
-            crew.start(number, device)
-        crew.run()
+        for number, device in enumerate(devices[:count], start=1):
+            pool.processes.append(_Process(work, number, device))
+        pool.run()
     finally:
-        crew.dismiss()
-    return crew.made
+        for process in pool.processes:
+            process.dismiss()
+        for process in pool.processes:
+            process.join()
+    return pool.made
 
 
 def _serve(work: Work, pipe: Connection, device: str | None, parent: int) -> None:
-    """The life of a maker's process: make what comes through the pipe until it is closed."""
+    """The life of a worker's process: make what comes through the pipe until it is closed."""
     die_with_parent(parent)
     set_environment()
     if device is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
-    maker = Maker(
-        replace(work, ctx=replace(work.ctx, emit=lambda event: pipe.send(("event", event))))
-    )
+    ctx = replace(work.ctx, emit=lambda event: pipe.send(("event", event)))
+    worker = ShardWorker(replace(work, ctx=ctx))
     try:
         while True:
             key, shard = pipe.recv()
-            pipe.send(
-                ("made", maker.make(shard, key, lambda *done: pipe.send(("progress", *done))))
-            )
+            made = worker.make(key, shard, lambda *done: pipe.send(("progress", *done)))
+            pipe.send(("made", made))
     except (EOFError, BrokenPipeError):
-        maker.close()
+        worker.close()
     except UserError as error:
-        pipe.send(("user", str(error)))
+        pipe.send(("failed", UserError, str(error)))
     except Exception as error:
         traceback.print_exc()
-        what = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
-        pipe.send(("crash", f"{what} (the log has its traceback)"))
+        pipe.send(("failed", RuntimeError, f"{in_one_line(error)} (the log has its traceback)"))
     # Without interpreter shutdown, as in tasks.runtime.worker: no engine's exit handler shall hang.
     os._exit(0)

@@ -35,7 +35,6 @@ from tasks.grpo.settings import Sections, resolved_sync
 from tasks.grpo.trainer import RolloutTrainer
 from tasks.models.checkpoints import load_tokenizer, model_context
 from tasks.runtime.context import StageContext, StageResult
-from tasks.sync.handle import handle_of
 
 TEXT = (
     "Mina picks 14 apples on Monday and 9 on Tuesday. She gives 6 of them to her brother and packs "
@@ -68,11 +67,8 @@ def run(
     trainer, settings = open_pair(ctx, model, prompt, sampler, grpo, audit)
     made = time.monotonic()
     try:
-        handle = handle_of(trainer.vllm_generation)
-        found = run_audit(
-            trainer, handle, settings, lambda sync: ctx.progress(sync, audit.syncs, "syncs")
-        )
-        facts = handle.facts()
+        found = run_audit(trainer, settings, lambda sync: ctx.progress(sync, audit.syncs, "syncs"))
+        facts = trainer.vllm_generation.facts()
     finally:
         trainer.vllm_generation.close()
     rows = [row.as_dict() for row in found.rows]

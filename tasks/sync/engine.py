@@ -9,7 +9,6 @@ version on every request and refuses an answer that was made with another.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,14 +19,14 @@ import torch
 from transformers import PretrainedConfig
 from vllm import LLM, RequestOutput
 from vllm.config.lora import MaxLoRARanks
-from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 from vllm.lora.request import LoRARequest
 from vllm.platforms import current_platform
 
 from ratchet.errors import UserError
+from tasks.runtime.supervisor import free_port
 from tasks.runtime.worker import set_environment
 from tasks.sampling.engines.base import EngineSpec
-from tasks.sampling.engines.vllm_engine import cache_gib
+from tasks.sampling.engines.vllm_engine import cache_environment
 from tasks.sync.adapter import AdapterVersion
 
 
@@ -81,22 +80,12 @@ def engine_process(config: PretrainedConfig, spec: EngineSpec) -> Iterator[None]
     set_environment()
     # Left to itself, every run would try the same well-known port, and of two at once one fails.
     os.environ.setdefault("MASTER_PORT", str(free_port()))
-    if current_platform.is_cpu():
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(config, spec, memory))
+    os.environ |= cache_environment(config, spec)
     num_threads = torch.get_num_threads()
     try:
         yield
     finally:
         torch.set_num_threads(num_threads)
-
-
-def free_port() -> int:
-    """A loopback port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class AdapterLLM(LLM):
@@ -142,9 +131,3 @@ def _request(version: AdapterVersion) -> LoRARequest:
 def worker_of(llm: LLM) -> Any:
     """The worker that holds the weights of an engine in this process."""
     return llm.llm_engine.model_executor.driver_worker.worker
-
-
-def close_engine(llm: LLM) -> None:
-    """Free what a colocated engine holds; the process can make another one afterwards."""
-    llm.llm_engine.engine_core.shutdown()
-    cleanup_dist_env_and_memory()

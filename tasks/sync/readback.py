@@ -7,9 +7,10 @@ engine's own buffers, where its scale is part of B already. Stacked layers (`qkv
 `gate_up_proj`) come apart under the checkpoint's names, and the head is read apart from the
 embedding even where they are tied, since a backend may keep two copies.
 
-Works on the model of a worker with the whole of it (no tensor parallelism), in the worker's
-process. Experts of mixtures, and stacked layers that don't come apart one to one, are given under
-the engine's own names, which no checkpoint has.
+`Reader` is what a vLLM server loads into its worker (`--worker-extension-cls`), where
+`/collective_rpc` calls it. All this works on the model of a worker with the whole of it (no tensor
+parallelism), in the worker's process. Experts of mixtures, and stacked layers that don't come apart
+one to one, are given under the engine's own names, which no checkpoint has.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from vllm.lora.layers import BaseLayerWithLoRA
 from vllm.lora.layers.base_linear import BaseLinearLayerWithLoRA
 from vllm.model_executor.layers.linear import LinearBase
@@ -121,3 +123,21 @@ def vocab_rows(model: Any) -> int:
         if isinstance(module, VocabParallelEmbedding):
             return int(module.org_vocab_size)
     raise AssertionError("a language model has an embedding")
+
+
+class Reader:
+    """Mixed into a server's worker: what it can be asked for beside vLLM's own requests."""
+
+    def write_effective_weights(self, path: str) -> None:
+        """Write the weights that are sampled with, the loaded adapter included, as safetensors."""
+        worker: Any = self
+        loaded = sorted(worker.list_loras()) if worker.vllm_config.lora_config else []
+        assert len(loaded) <= 1, f"one adapter at a time, not {loaded}"
+        slot = adapter_slot(worker, loaded[0]) if loaded else None
+        weights = dict(effective_weights(worker.get_model(), slot))
+        save_file({name: value.contiguous() for name, value in weights.items()}, path)
+
+    def count_vocab_rows(self) -> int:
+        """Tokens that the softmax runs over."""
+        worker: Any = self
+        return vocab_rows(worker.get_model())

@@ -25,12 +25,12 @@ import requests
 from transformers import PretrainedConfig
 from vllm.platforms import current_platform
 
-from tasks.runtime.supervisor import Supervised
+from tasks.runtime.supervisor import Supervised, free_port
 from tasks.runtime.worker import set_environment
-from tasks.sampling.engines.vllm_engine import cache_gib
-from tasks.sync import server_worker
-from tasks.sync.engine import EngineSettings, free_port
-from tasks.sync.errors import ServerError
+from tasks.sampling.engines.vllm_engine import cache_environment
+from tasks.sync.engine import EngineSettings
+from tasks.sync.readback import Reader
+from tasks.sync.types import ServerError
 
 BASE_MODEL = "base"
 """Name of the model without an adapter on the server."""
@@ -72,7 +72,7 @@ def server_command(settings: ServerSettings, port: int) -> list[str]:
         "gpu-memory-utilization": spec.gpu_memory_utilization,
         "generation-config": "vllm",  # no sampling defaults out of the checkpoint
         "logprobs-mode": "processed_logprobs",
-        "worker-extension-cls": f"{server_worker.__name__}.Reader",
+        "worker-extension-cls": f"{Reader.__module__}.{Reader.__name__}",
     }
     switches = [
         "skip-tokenizer-init",  # token ids go in and come out
@@ -105,10 +105,7 @@ def server_environment(
     }
     if settings.device is not None:
         found["CUDA_VISIBLE_DEVICES"] = settings.device
-    if current_platform.is_cpu():
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        found["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(config, settings.spec, memory))
-    return found
+    return found | cache_environment(config, settings.spec)
 
 
 class VllmServer:

@@ -13,8 +13,8 @@ import requests
 import torch
 from trl.generation.vllm_client import VLLMClient
 
+from tasks.runtime.supervisor import free_port
 from tasks.sync.adapter import AdapterVersion
-from tasks.sync.engine import free_port
 from tasks.sync.server import BASE_MODEL, VllmServer
 
 COMPLETIONS = "/v1/completions"

@@ -1,5 +1,9 @@
 """What every generation backend of ours adds to TRL's, wherever the sampler runs.
 
+`VersionedGeneration` is the whole of what the audit and the drift guard know of a sampler: hand the
+trainer's weights over, sample, score given tokens, read the weights back, say how it is set up.
+All of it goes the ways that training uses, not ways of the audit's own.
+
 * A sync hands the policy over as version `next_version`, optimizer steps seen, and is timed.
 * `AdapterSync` (LoRA) saves the adapter under the version and lets the sampler load it.
   No merge, megabytes instead of gigabytes, and cached prefixes belong to an adapter, so none of an
@@ -16,26 +20,21 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from types import ModuleType
+from typing import Any
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from trl.generation.vllm_generation import VLLMGeneration
+from trl.trainer import grpo_trainer
 
 from tasks.sync.adapter import AdapterVersion, AdapterVersions
-from tasks.sync.engine import EngineSettings
-
-
-@dataclass(frozen=True)
-class SyncRecord:
-    """One transfer of weights to the sampler."""
-
-    policy_version: int
-    num_bytes: int
-    seconds: float
+from tasks.sync.engine import AdapterLLM, EngineSettings
+from tasks.sync.server_client import ServerClient
+from tasks.sync.types import EngineFacts, OnWire, Sampled, SyncRecord
 
 
 @contextmanager
@@ -56,11 +55,14 @@ class VersionedGeneration(VLLMGeneration, ABC):
     is told every tensor of a transfer as it leaves.
     """
 
+    temperature: float
+    max_completion_length: int
+
     def __init__(self, *args: Any, settings: EngineSettings, **kwargs: Any) -> None:
         self.settings = settings
         self.next_version = 0
         self.last_sync: SyncRecord | None = None
-        self.on_wire: Callable[[str, torch.Tensor], None] | None = None
+        self.on_wire: OnWire | None = None
         super().__init__(*args, **kwargs)
 
     def sync_weights(self) -> None:
@@ -70,7 +72,7 @@ class VersionedGeneration(VLLMGeneration, ABC):
         seconds = time.perf_counter() - start
         self.last_sync = SyncRecord(self.next_version, num_bytes, seconds)
 
-    def sync_as(self, step: int, on_wire: Callable[[str, torch.Tensor], None] | None) -> SyncRecord:
+    def sync_as(self, step: int, on_wire: OnWire | None = None) -> SyncRecord:
         """Hand the trainer's weights over as version `step`, telling `on_wire` each tensor."""
         self.next_version, self.on_wire = step, on_wire
         try:
@@ -95,18 +97,49 @@ class VersionedGeneration(VLLMGeneration, ABC):
             raise RuntimeError("vLLM sampled from other prompt tokens than it was given")
         return answer
 
+    def sample(
+        self, prompts: Sequence[Sequence[int]], *, n: int, temperature: float, max_tokens: int
+    ) -> list[Sampled]:
+        """`n` completions of each prompt, those of a prompt side by side, from the newest
+        version, the way training samples."""
+        before = self.temperature, self.max_completion_length
+        self.temperature, self.max_completion_length = temperature, max_tokens
+        try:
+            return self._sample([list(prompt) for prompt in prompts], n)
+        finally:
+            self.temperature, self.max_completion_length = before
+
+    @abstractmethod
+    def _sample(self, prompts: list[list[int]], n: int) -> list[Sampled]:
+        """See `sample`; temperature and length are set."""
+
+    @abstractmethod
+    def score(self, token_ids: Sequence[Sequence[int]]) -> list[list[float]]:
+        """Log-probability at temperature 1 of every token after the first of each sequence, given
+        those before it (vLLM's `prompt_logprobs`, which never reads the prefix cache)."""
+
+    @abstractmethod
+    def effective_weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Name, as in the checkpoint, and value of every weight that the newest version is sampled
+        with, adapter included; head and embedding apart even where they are tied."""
+
+    @abstractmethod
+    def facts(self) -> EngineFacts:
+        """How the engine is set up."""
+
     @abstractmethod
     def close(self) -> None:
         """Free the sampler."""
 
 
-class AdapterSampler(Protocol):
-    """A sampler that loads adapters."""
-
-    current: AdapterVersion | None
-
-    def use(self, version: AdapterVersion) -> None:
-        """Sample from `version` from now on, and from no other."""
+@contextmanager
+def sampled_by(
+    kind: type[VersionedGeneration], settings: EngineSettings, trainers: ModuleType = grpo_trainer
+) -> Iterator[None]:
+    """While it lasts, a trainer of the TRL module `trainers` that is made gets `kind` as its
+    generation backend."""
+    with replaced(trainers, "VLLMGeneration", partial(kind, settings=settings)):
+        yield
 
 
 class AdapterSync(VersionedGeneration):
@@ -117,9 +150,11 @@ class AdapterSync(VersionedGeneration):
         super().__init__(*args, settings=settings, **kwargs)
 
     @property
-    @abstractmethod
-    def sampler(self) -> AdapterSampler:
+    def sampler(self) -> AdapterLLM | ServerClient:
         """What loads the versions."""
+        loads: AdapterLLM | ServerClient
+        loads = self.vllm_client if self.mode == "server" else self.llm
+        return loads
 
     def _transfer(self) -> int:
         previous = self.sampler.current

@@ -171,12 +171,10 @@ class DevCheckCallback(BoundCallback):
         return greedy_answers(policy, eval_set, self.spec)
 
     def _by_engine(self, step: int, eval_set: EvalSet) -> list[str]:
-        from tasks.sync.handle import handle_of
-
-        handle = handle_of(self.trainer.vllm_generation)
-        handle.sync(step)
+        sampler = self.trainer.vllm_generation
+        sampler.sync_as(step)
         self.trainer._last_loaded_step = step  # the next batch is sampled from this version
-        answers = handle.sample(
+        answers = sampler.sample(
             eval_set.prompts, n=1, temperature=0.0, max_tokens=eval_set.max_tokens
         )
         samples = as_samples(self.spec, [answer.token_ids for answer in answers])

@@ -45,7 +45,8 @@ def sampling_backend(
     if sampler.engine != "vllm":
         return nullcontext()
     from tasks.sync.engine import EngineSettings, engine_rank
-    from tasks.sync.generation import AdapterGeneration, MergedGeneration, colocated
+    from tasks.sync.generation import AdapterGeneration, MergedGeneration
+    from tasks.sync.versioned import sampled_by
 
     settings = EngineSettings(
         spec=spec,
@@ -54,4 +55,4 @@ def sampling_backend(
         folder=adapters_folder(ctx),
     )
     kind = MergedGeneration if adapter is None else AdapterGeneration
-    return colocated(kind, settings, trainers)
+    return sampled_by(kind, settings, trainers)

@@ -77,7 +77,7 @@ class GuardedDistillationTrainer(Guarded, DistillationTrainer):
         """Log how far the sampler's log-probabilities are from the student's; DriftError when
         rounding can't explain it."""
         from tasks.audit.logprobs import as_lists, gap, padded, plain_scores
-        from tasks.sync.handle import Sampled
+        from tasks.sync.types import Sampled
 
         count = NUM_DRIFT_COMPLETIONS
         sampled = [

@@ -82,7 +82,6 @@ class Pair:
 
     kind: Kind
     trainer: Any
-    handle: Any
     settings: Any
 
     @property
@@ -106,14 +105,13 @@ class Pair:
         from tasks.audit.probe import run_audit
 
         settings = replace(self.settings, num_syncs=num_syncs)
-        return run_audit(self.trainer, self.handle, settings)
+        return run_audit(self.trainer, settings)
 
 
 @contextmanager
 def open_kind(kind: Kind, folder: Path) -> Iterator[Pair]:
     """The pair, closed on leaving."""
     from tasks.stages.audit import open_pair
-    from tasks.sync.handle import handle_of
 
     source = SEEDLING if kind.model == "qwen3" else biased_qwen2(folder / "source")
     trainer, settings = open_pair(
@@ -132,6 +130,6 @@ def open_kind(kind: Kind, folder: Path) -> Iterator[Pair]:
         AuditConfig(),
     )
     try:
-        yield Pair(kind, trainer, handle_of(trainer.vllm_generation), settings)
+        yield Pair(kind, trainer, settings)
     finally:
         trainer.vllm_generation.close()

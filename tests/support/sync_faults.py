@@ -243,15 +243,15 @@ def sampling_defaults_leaked(pair: Pair) -> Iterator[None]:
 @contextmanager
 def leaked_under_raw_logprobs(pair: Pair) -> Iterator[None]:
     """The same with raw log-probabilities, which don't show it; nor does the engine say so."""
-    facts = type(pair.handle).facts
+    facts = type(pair.generation).facts
 
-    def claimed(handle: Any) -> Any:
-        return replace(facts(handle), logprobs_mode="processed_logprobs")
+    def claimed(backend: Any) -> Any:
+        return replace(facts(backend), logprobs_mode="processed_logprobs")
 
     with (
         sampling_defaults_leaked(pair),
         raw_logprobs(pair),
-        patch.object(type(pair.handle), "facts", claimed),
+        patch.object(type(pair.generation), "facts", claimed),
     ):
         yield
 

@@ -54,6 +54,20 @@ def cache_gib(config: PretrainedConfig, spec: EngineSpec, memory_bytes: int) -> 
     return max(1, min(-(-need // GIB), int(memory_bytes * MAX_CPU_CACHE_SHARE) // GIB))
 
 
+def cache_environment(config: PretrainedConfig, spec: EngineSpec) -> dict[str, str]:
+    """Where vLLM reads the size of its key-value cache from; nothing on a GPU."""
+    if not current_platform.is_cpu():
+        return {}
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"VLLM_CPU_KVCACHE_SPACE": str(cache_gib(config, spec, memory))}
+
+
+def close_engine(llm: LLM) -> None:
+    """Stop an engine in this process and free what it holds; another one can be made afterwards."""
+    llm.llm_engine.engine_core.shutdown()
+    cleanup_dist_env_and_memory()
+
+
 def request_seed(seed: int, index: int) -> int:
     """Seed of a call's request `index`: far from every other's, because vLLM numbers the
     completions of one request upwards from it."""
@@ -67,12 +81,10 @@ class VllmSampler:
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.on_cpu = current_platform.is_cpu()
-        if self.on_cpu:
-            memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-            config = AutoConfig.from_pretrained(
-                spec.location.path, revision=spec.location.revision, trust_remote_code=False
-            ).get_text_config()
-            os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(cache_gib(config, spec, memory))
+        config = AutoConfig.from_pretrained(
+            spec.location.path, revision=spec.location.revision, trust_remote_code=False
+        ).get_text_config()
+        os.environ |= cache_environment(config, spec)
         per_step = TOKENS_PER_STEP_CPU if self.on_cpu else TOKENS_PER_STEP_GPU
         self.llm = LLM(
             spec.location.path,
@@ -193,6 +205,5 @@ class VllmSampler:
 
     def close(self) -> None:
         """Stop the engine and free its memory."""
-        self.llm.llm_engine.engine_core.shutdown()
+        close_engine(self.llm)
         del self.llm
-        cleanup_dist_env_and_memory()

@@ -272,6 +272,24 @@ def test_gpus_are_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert "".join(one.name[-1] for one in device.visible_gpus()) == seen
 
 
+def test_device_names_accelerators_before_the_processor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = tmp_path / "smi"
+    fake.write_text(
+        "#!/bin/sh\necho 'NVIDIA H200, GPU-a, 80, 20'\necho 'NVIDIA H200, GPU-b, 80, 30'\n"
+    )
+    fake.chmod(0o755)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # a run may be shown one, the machine has two
+    monkeypatch.setattr(device, "QUERY", [str(fake)])
+    device.device_description.cache_clear()
+    assert device.device_description() == "2 x NVIDIA H200"
+    monkeypatch.setattr(device, "QUERY", ["no-such-program"])
+    device.device_description.cache_clear()
+    assert device.device_description().endswith("cores")
+    device.device_description.cache_clear()
+
+
 def test_pace_is_that_of_the_newest_run_of_the_model(tmp_path: Path) -> None:
     config = load_config("demo", ['sampler.engine="transformers"'])
     running = {"presample", "grpo", "report"}

@@ -118,7 +118,7 @@ def test_what_an_engine_says_of_itself_is_held_against_the_trainer(
 ) -> None:
     pytest.importorskip("vllm")
     from tasks.audit.configuration import check_configuration
-    from tasks.sync.handle import EngineFacts
+    from tasks.sync.types import EngineFacts
 
     told: dict[str, Any] = {
         "mode": "server",

@@ -25,7 +25,7 @@ from ratchet.config.run import (
 from ratchet.errors import UserError
 from ratchet.rollouts.training_log import TrainingLog
 from ratchet.store.schemas import read_table
-from tasks.grpo.launch import Events, failure
+from tasks.grpo.launch import failure
 from tasks.grpo.process import FAILURE, Failure, Task
 from tasks.grpo.settings import Sections
 from tasks.runtime.supervisor import descendants
@@ -160,16 +160,6 @@ def test_a_mistake_is_told_before_a_kill_and_a_kill_before_a_lost_connection(
     assert isinstance(told, UserError)
     assert str(told) == "reward 'a' returned nan"
     assert Failure.read(tmp_path / FAILURE.format(1)).rank == 1
-
-
-def test_events_are_told_once_and_whole(tmp_path: Path) -> None:
-    events = Events(tmp_path / "events")
-    assert list(events.new()) == []
-    events.path.write_text('{"a": 1}\n{"b"')
-    assert list(events.new()) == [{"a": 1}]
-    events.path.write_text('{"a": 1}\n{"b": 2}\n')
-    assert list(events.new()) == [{"b": 2}]
-    assert list(events.new()) == []
 
 
 @pytest.mark.parametrize(

@@ -75,22 +75,6 @@ def test_inputs_are_recorded_with_their_content(tmp_path: Path) -> None:
     assert (second.parents["in"].stage, second.parents["in"].key) == ("presample", "k1")
 
 
-def test_device_names_accelerators_before_the_processor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(2):
-        folder = tmp_path / f"0000:0{number}"
-        folder.mkdir()
-        (folder / "information").write_text("Model: \t\t NVIDIA H200\nIRQ:   5\n")
-    monkeypatch.setattr(manifests, "NVIDIA", tmp_path)
-    manifests.device_description.cache_clear()
-    assert manifests.device_description() == "2 x NVIDIA H200"
-    monkeypatch.setattr(manifests, "NVIDIA", tmp_path / "none")
-    manifests.device_description.cache_clear()
-    assert manifests.device_description().endswith("cores")
-    manifests.device_description.cache_clear()
-
-
 def test_commit_is_this_repositorys() -> None:
     head = subprocess.run(
         ["git", "-C", str(manifests.ROOT), "rev-parse", "HEAD"],

@@ -15,7 +15,14 @@ from ratchet.store.store import Store
 from ratchet.verifier import close_shared_pool
 from tasks.runtime import launch
 from tasks.runtime.job import Job
-from tasks.runtime.launch import Event, StopRequest, WorkerOutcome, WorkerState, run_supervised
+from tasks.runtime.launch import (
+    Event,
+    EventFile,
+    StopRequest,
+    WorkerOutcome,
+    WorkerState,
+    run_supervised,
+)
 from tasks.runtime.supervisor import Supervised, descendants
 from tests.support.made_up_store import commit, filter_inputs, filter_job, read_log, score_rows
 
@@ -241,3 +248,13 @@ def test_rescored_input_makes_the_artifact_anew(store: Store) -> None:
     assert outcome.state is WorkerState.BUILT
     assert "made from another 'scores'" in events[0]["message"]
     assert roles(store, job)["some"] == "warmup"
+
+
+def test_events_are_told_once_and_whole(tmp_path: Path) -> None:
+    events = EventFile(tmp_path / "events")
+    assert list(events.new()) == []
+    events.path.write_text('{"a": 1}\n{"b"')
+    assert list(events.new()) == [{"a": 1}]
+    events.path.write_text('{"a": 1}\n{"b": 2}\n')
+    assert list(events.new()) == [{"b": 2}]
+    assert list(events.new()) == []

@@ -23,7 +23,7 @@ from ratchet.store.store import Store
 from tasks.runtime.context import StageContext
 from tasks.runtime.supervisor import descendants
 from tasks.sampling.progress import Progress
-from tasks.sampling.ray_workers import RayMaker, make_on_ray
+from tasks.sampling.ray_workers import RayWorker, make_on_ray
 from tasks.sampling.sample import Sampled, sample_shards
 from tasks.sampling.shards import Shard, plan_shards
 from tasks.sampling.workers import Work
@@ -207,9 +207,9 @@ def without_store(ctx: StageContext, folder: Path) -> tuple[Work, Shard]:
 
 def test_a_node_without_the_store_is_told_by_the_shard_and_not_by_the_actor(tmp_path: Path) -> None:
     work, shard = without_store(stage_context(tmp_path, "a", QUESTIONS), tmp_path)
-    maker = RayMaker(work, "1")  # an error here would only be an actor that died
+    worker = RayWorker(work, "1")  # an error here would only be an actor that died
     with pytest.raises(UserError, match=r"^a Ray node doesn't see .*elsewhere: put the store"):
-        maker.make("key", shard)
+        worker.make("key", shard)
 
 
 def heard_outside(pid: int) -> list[str]:
@@ -245,7 +245,7 @@ def test_ray_of_our_own_is_heard_on_loopback_only_and_a_missing_store_is_one_lin
 
 def is_busy_actor(pid: int) -> bool:
     """Whether a process is a Ray actor that makes a shard."""
-    return b"ray::RayMaker.make" in command_line(pid)
+    return b"ray::RayWorker.make" in command_line(pid)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")

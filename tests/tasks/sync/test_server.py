@@ -114,18 +114,15 @@ def test_every_version_reaches_the_server_whole(backend: Any) -> None:
 def test_sampled_logprobs_are_those_of_the_sampled_distribution(
     backend: Any, temperature: float
 ) -> None:
-    from tasks.sync.handle import handle_of
-
-    handle = handle_of(backend)
-    handle.sync(10 + round(10 * temperature))
-    found = handle.sample([PREFIX[:20], PREFIX[5:9]], n=3, temperature=temperature, max_tokens=12)
+    backend.sync_as(10 + round(10 * temperature))
+    found = backend.sample([PREFIX[:20], PREFIX[5:9]], n=3, temperature=temperature, max_tokens=12)
     assert [one.prompt_ids for one in found] == 3 * [PREFIX[:20]] + 3 * [PREFIX[5:9]]
     assert len({tuple(one.token_ids) for one in found}) > 1
     for one in found:
         wanted = logprobs(backend.model, one.prompt_ids + one.token_ids, temperature)
         wanted = wanted[-len(one.token_ids) :]
         torch.testing.assert_close(torch.tensor(one.logprobs), wanted, atol=1e-4, rtol=0)
-    assert handle.facts().sampling == {
+    assert backend.facts().sampling == {
         "temperature": temperature,
         "top_p": 1.0,
         "top_k": 0,
@@ -137,28 +134,22 @@ def test_sampled_logprobs_are_those_of_the_sampled_distribution(
 
 
 def test_a_new_version_reads_no_cached_prefix_of_the_old(backend: Any) -> None:
-    from tasks.sync.handle import handle_of
-
-    handle = handle_of(backend)
 
     def cached() -> int | None:
-        (one,) = handle.sample([PREFIX], n=1, temperature=1.0, max_tokens=1)
+        (one,) = backend.sample([PREFIX], n=1, temperature=1.0, max_tokens=1)
         return one.num_cached_tokens
 
-    handle.sync(30)
+    backend.sync_as(30)
     assert [cached(), cached()] == [0, 128]
-    handle.sync(31)
+    backend.sync_as(31)
     assert [cached(), cached()] == [0, 128]
-    assert handle.reset_prefix_cache()
+    backend.vllm_client.reset_prefix_cache()
     assert cached() == 0
 
 
 def test_weights_read_back_from_the_server(backend: Any) -> None:
-    from tasks.sync.handle import handle_of
-
-    handle = handle_of(backend)
-    handle.sync(40)
-    found = dict(handle.effective_weights())
+    backend.sync_as(40)
+    found = dict(backend.effective_weights())
     parameters = dict(backend.model.named_parameters())
     num_adapted = 0
     for name, value in found.items():
@@ -169,7 +160,7 @@ def test_weights_read_back_from_the_server(backend: Any) -> None:
             torch.testing.assert_close(value.float(), wanted, atol=1e-5, rtol=1e-5)
             num_adapted += 1
     assert num_adapted == 3 * 7
-    facts = handle.facts()
+    facts = backend.facts()
     assert (facts.mode, facts.dtype, facts.lora_rank) == ("server", "float32", 8)  # vLLM's least
     assert facts.vocab_rows == backend.model.config.vocab_size
     assert facts.logprobs_mode == "processed_logprobs"
@@ -177,10 +168,9 @@ def test_weights_read_back_from_the_server(backend: Any) -> None:
 
 def test_the_audit_has_nothing_to_say(pair: tuple[Any, Any]) -> None:
     from tasks.audit.probe import run_audit
-    from tasks.sync.handle import handle_of
 
     trainer, settings = pair
-    found = run_audit(trainer, handle_of(trainer.vllm_generation), settings)
+    found = run_audit(trainer, settings)
     assert found.ok, found.diagnosis.words
     assert {row.probe.value for row in found.rows} == {"P0", "P1", "P2", "P3", "P4"}
 

@@ -72,13 +72,8 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """An engine for adapters on the seedling."""
     from tasks.models.checkpoints import ModelLocation
     from tasks.sampling.engines.base import EngineSpec
-    from tasks.sync.engine import (
-        AdapterLLM,
-        EngineSettings,
-        close_engine,
-        engine_arguments,
-        engine_process,
-    )
+    from tasks.sampling.engines.vllm_engine import close_engine
+    from tasks.sync.engine import AdapterLLM, EngineSettings, engine_arguments, engine_process
 
     spec = EngineSpec(
         location=ModelLocation(str(SEEDLING), None),
