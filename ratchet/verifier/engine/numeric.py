@@ -13,7 +13,7 @@ from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
-from ratchet.verifier.engine.reader import Node, Reader, UnclearError
+from ratchet.verifier.answers.reader import Node, Reader, UnclearError
 
 CONSTANT_DIGITS = 60
 POINT_DIGITS = 30
