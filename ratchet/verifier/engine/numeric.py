@@ -13,7 +13,7 @@ from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
-from ratchet.verifier.answers.reader import Node, Reader, UnclearError
+from ratchet.verifier.answers.reader import Node, UnclearError, read
 
 CONSTANT_DIGITS = 60
 POINT_DIGITS = 30
@@ -155,7 +155,7 @@ def digits_for(trees: list[Node]) -> int:
 def numerically_equal(gold: str, answer: str) -> bool:
     """Whether two cleaned scalars have the same value everywhere. UnclearError if unreadable or
     undefined at too many points."""
-    trees = [Reader(gold).whole(), Reader(answer).whole()]
+    trees = [read(gold), read(answer)]
     digits = digits_for(trees)
     with mpmath.workdps(digits):
         rows = [row for row in evaluations(trees, digits) if row is not None]
@@ -166,7 +166,7 @@ def numerically_equal(gold: str, answer: str) -> bool:
 
 def constant(text: str) -> Any:
     """The value of cleaned `text`. UnclearError if it holds names or is undefined."""
-    tree = Reader(text).whole()
+    tree = read(text)
     if symbols_of(tree):
         raise UnclearError
     with mpmath.workdps(CONSTANT_DIGITS):
@@ -178,10 +178,7 @@ def constant(text: str) -> Any:
 
 def proportion(gold: tuple[str, str], answer: tuple[str, str]) -> int:
     """The sign of the constant c with gold left - right = c (answer left - right); 0 if none."""
-    trees = [
-        ("add", Reader(left).whole(), ("neg", Reader(right).whole()))
-        for left, right in (gold, answer)
-    ]
+    trees = [("add", read(left), ("neg", read(right))) for left, right in (gold, answer)]
     if symbols_of(trees[0]) != symbols_of(trees[1]):
         return 0
     with mpmath.workdps(POINT_DIGITS):
