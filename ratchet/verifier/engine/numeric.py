@@ -8,7 +8,8 @@ passed `latex.too_complex`, so sizes are bounded.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
@@ -106,13 +107,13 @@ def negative(number: Any) -> bool:
     return bool(mpmath.im(number) == 0 and mpmath.re(number) < 0)
 
 
-def points(names: list[str]) -> list[dict[str, Any]]:
-    """Fixed pseudo-random points of both signs; the first is positive."""
+def points(names: Sequence[Any]) -> list[dict[Any, Fraction]]:
+    """Fixed pseudo-random points of both signs, the first positive; one point without names."""
     rng = random.Random(20_240_229)
     chosen = []
-    for count in range(POINTS):
+    for count in range(POINTS if names else 1):
         signs = [1 if count % 3 == 0 or rng.random() < 0.4 else -1 for _ in names]
-        sizes = [mpmath.mpf(rng.randint(300, 4000)) / rng.randint(900, 1100) for _ in names]
+        sizes = [Fraction(rng.randint(300, 4000), rng.randint(900, 1100)) for _ in names]
         chosen.append({n: s * z for n, s, z in zip(names, signs, sizes, strict=True)})
     return chosen
 
@@ -136,11 +137,12 @@ def settled(tree: Node, point: dict[str, Any], digits: int) -> Any:
 
 
 def evaluations(trees: list[Node], digits: int) -> list[list[Any] | None]:
-    """The values of all trees at each point, None where one of them is undefined. One point when
-    there are no names. Call under `mpmath.workdps`."""
+    """The values of all trees at each point, None where one of them is undefined. Call under
+    `mpmath.workdps`."""
     names = sorted(set().union(*(symbols_of(tree) for tree in trees)))
     rows: list[list[Any] | None] = []
-    for point in points(names) if names else [{}]:
+    for exact in points(names):
+        point = {name: mpmath.mpf(z.numerator) / z.denominator for name, z in exact.items()}
         try:
             rows.append([settled(tree, point, digits) for tree in trees])
         except (ZeroDivisionError, ValueError, OverflowError):
@@ -185,9 +187,13 @@ def proportion(gold: tuple[str, str], answer: tuple[str, str]) -> int:
         rows = [row for row in evaluations(trees, POINT_DIGITS) if row is not None]
         if len(rows) < 3 or any(one == 0 or other == 0 for one, other in rows):
             raise UnclearError
-        ratio = rows[0][0] / rows[0][1]
-        if not all(close(one, ratio * other, POINT_DIGITS) for one, other in rows):
-            return 0
-        if mpmath.im(ratio) != 0:
-            return 0
-        return 1 if mpmath.re(ratio) > 0 else -1
+        return sign_of_ratio(rows, POINT_DIGITS)
+
+
+def sign_of_ratio(rows: Sequence[Sequence[Any]], digits: int) -> int:
+    """The sign of the constant that every row's first value is of its second; 0 if none is."""
+    ratio = rows[0][0] / rows[0][1]
+    constant = all(close(one, ratio * other, digits) for one, other in rows)
+    if not constant or mpmath.im(ratio) != 0:
+        return 0
+    return 1 if mpmath.re(ratio) > 0 else -1
