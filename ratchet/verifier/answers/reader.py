@@ -41,6 +41,7 @@ OPERATORS = {"*", "/", "\\cdot", "\\times", "\\div"}
 PLAIN_FACTORS = {"(", "\\frac", "\\binom", "\\sqrt"}  # need no sign for the product before them
 PLAIN = {"num", "repeating", "gap", *"+-^!){}", *OPERATORS, *PLAIN_FACTORS}
 CLOSING = {"(": ")", "{": "}", "[": "]"}
+LOOK_AHEAD = 3
 FUNCTION_LETTERS = set("fghFGHPQ")
 
 
@@ -54,9 +55,8 @@ def tokens_of(text: str, plain: bool) -> list[tuple[str, str]]:
         raise UnclearError
     found: list[tuple[str, str]] = []
     at = 0
-    while at < len(text):
-        match = TOKEN.match(text, at)
-        if match is None:
+    for match in TOKEN.finditer(text):
+        if match.start() != at:
             raise UnclearError
         at = match.end()
         kind, token = str(match.lastgroup), match[0]
@@ -67,11 +67,15 @@ def tokens_of(text: str, plain: bool) -> list[tuple[str, str]]:
         if plain and kind not in PLAIN:
             raise UnclearError
         found.append((kind, token))
+    if at != len(text):
+        raise UnclearError
     return found
 
 
 def literal(token: str) -> Value:
     """The exact value of a number as written."""
+    if token.isdigit() and len(token) <= MAX_CHARS:
+        return int(token)
     mantissa, _, exponent = token.lower().partition("e")
     mantissa = mantissa.replace(",", "").replace(" ", "")
     if len(mantissa) > MAX_CHARS or (exponent and abs(int(exponent)) > MAX_SCALE):
@@ -93,15 +97,14 @@ class Reader:
     """Text to expression tree."""
 
     def __init__(self, text: str, plain: bool) -> None:
-        self.tokens = tokens_of(text, plain)
+        self.tokens = [*tokens_of(text, plain), *[("", "")] * LOOK_AHEAD]
         self.plain = plain
         self.at = 0
         self.in_bars = False
 
     def peek(self, ahead: int = 0) -> str:
         """The kind of the next token, or of one after it; "" at the end."""
-        at = self.at + ahead
-        return self.tokens[at][0] if at < len(self.tokens) else ""
+        return self.tokens[self.at + ahead][0]
 
     def take(self, *kinds: str) -> str:
         """The text of the next token, which must be of one of `kinds`."""
@@ -177,7 +180,7 @@ class Reader:
             return self.group("{")
         negative = self.took("-")
         if not self.plain:
-            kind, token = self.tokens[self.at] if self.peek() else ("", "")
+            kind, token = self.tokens[self.at]
             whole_number = kind == "num" and token.isdigit()
             if not (whole_number or kind == "letter" or kind.startswith("\\")):
                 raise UnclearError
@@ -213,12 +216,12 @@ class Reader:
         token = self.take("num").replace(",", "").replace(" ", "")
         tree: Node = ("num", token)
         if self.plain:
-            whole = isinstance(literal(token), int)
-            if whole and self.took("gap"):
+            if self.peek() not in ("gap", "\\frac") or not isinstance(literal(token), int):
+                return tree
+            if self.took("gap"):
                 return ("add", tree, self.slashed())
-            if whole and self.took("\\frac"):
-                return ("mixed", tree, self.group("{"), self.group("{"))
-            return tree
+            self.take("\\frac")
+            return ("mixed", tree, self.group("{"), self.group("{"))
         if not token[-1].isdigit() or "e" in token.lower():
             raise UnclearError
         if self.took("\\frac"):
