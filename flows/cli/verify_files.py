@@ -117,9 +117,9 @@ def self_test(source: str) -> None:
     `source` is a kind of source (`gsm8k`, `math500` …; a local copy is looked for under
     RATCHET_DATA) or a file or folder. UserError where a gold answer does not accept itself,
     SystemExit(1) where the verifier fails its own adversarial cases."""
-    from ratchet.audits.verifier_audit import grade
+    from ratchet.audits.verifier_audit import audit_verifier
 
-    result = grade(source)
+    result = audit_verifier(source)
     print(result.text())
     if result.unacceptable_golds:
         raise UserError(
@@ -132,6 +132,6 @@ def self_test(source: str) -> None:
 
 def rewards_audit() -> None:
     """Print what each known exploit earns under the default weights, and which reward pays."""
-    from ratchet.audits.reward_audit import audit, table
+    from ratchet.audits.reward_audit import audit_rewards, table
 
-    print(table(audit()))
+    print(table(audit_rewards()))

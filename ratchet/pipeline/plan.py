@@ -54,7 +54,7 @@ def _fingerprints(node: Node, config: RunConfig) -> dict[str, str]:
     from ratchet.models import check as model_check
     from ratchet.questions import load
     from ratchet.report import templates
-    from ratchet.rewards import functions as rewards
+    from ratchet.rewards import weights as rewards
     from ratchet.rollouts import files as rollout_files
 
     sections = STAGES[node.stage].sections

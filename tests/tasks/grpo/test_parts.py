@@ -12,7 +12,7 @@ import torch
 
 from ratchet.config.run import GrpoConfig, LoraConfig, RewardsConfig
 from ratchet.errors import UserError
-from ratchet.rewards.functions import DEFAULT_WEIGHTS_BOXED, DEFAULT_WEIGHTS_TAGS
+from ratchet.rewards.weights import DEFAULT_WEIGHTS_BOXED, DEFAULT_WEIGHTS_TAGS
 from ratchet.rollouts.training_log import StepRecords
 from ratchet.verifier import Style
 from tasks.grpo.data import rl_questions, training_order
