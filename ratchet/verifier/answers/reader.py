@@ -11,14 +11,18 @@ numbers such as 1 1/2, repeating decimals, scientific notation, two signs in a r
 from __future__ import annotations
 
 import re
-from fractions import Fraction
 from typing import Any
 
-from ratchet.verifier.answers.numbers import GROUPED, MAX_CHARS, Value, simplest
+from ratchet.verifier.answers.numbers import (
+    GROUPED,
+    MAX_CHARS,
+    Value,
+    decimal_value,
+    power_of_ten,
+)
 
 Node = tuple[Any, ...]  # (kind, *arguments): `arithmetic.RULES` and `numeric.value` list the kinds
 
-MAX_SCALE = 400  # the largest exponent of scientific notation
 GREEK = set(
     """alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi
     rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi
@@ -74,14 +78,16 @@ def tokens_of(text: str, plain: bool) -> list[tuple[str, str]]:
 
 def literal(token: str) -> Value:
     """The exact value of a number as written."""
-    if token.isdigit() and len(token) <= MAX_CHARS:
-        return int(token)
     mantissa, _, exponent = token.lower().partition("e")
-    mantissa = mantissa.replace(",", "").replace(" ", "")
-    if len(mantissa) > MAX_CHARS or (exponent and abs(int(exponent)) > MAX_SCALE):
+    if len(mantissa) > MAX_CHARS:
         raise UnclearError
-    value = Fraction("0" + mantissa if mantissa.startswith(".") else mantissa.rstrip("."))
-    return simplest(value * Fraction(10) ** int(exponent) if exponent else value)
+    value = decimal_value(mantissa)
+    if not exponent:
+        return value
+    scaled = power_of_ten(value, int(exponent))
+    if scaled is None:
+        raise UnclearError
+    return scaled
 
 
 def read(text: str, plain: bool = False) -> Node:

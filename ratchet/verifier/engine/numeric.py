@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
@@ -107,7 +108,8 @@ def negative(number: Any) -> bool:
     return bool(mpmath.im(number) == 0 and mpmath.re(number) < 0)
 
 
-def points(names: Sequence[Any]) -> list[dict[Any, Fraction]]:
+@lru_cache(maxsize=1024)
+def points(names: tuple[Any, ...]) -> list[dict[Any, Fraction]]:
     """Fixed pseudo-random points of both signs, the first positive; one point without names."""
     rng = random.Random(20_240_229)
     chosen = []
@@ -139,7 +141,7 @@ def settled(tree: Node, point: dict[str, Any], digits: int) -> Any:
 def evaluations(trees: list[Node], digits: int) -> list[list[Any] | None]:
     """The values of all trees at each point, None where one of them is undefined. Call under
     `mpmath.workdps`."""
-    names = sorted(set().union(*(symbols_of(tree) for tree in trees)))
+    names = tuple(sorted(set().union(*(symbols_of(tree) for tree in trees))))
     rows: list[list[Any] | None] = []
     for exact in points(names):
         point = {name: mpmath.mpf(z.numerator) / z.denominator for name, z in exact.items()}

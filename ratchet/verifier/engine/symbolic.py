@@ -102,7 +102,7 @@ def number(expression: Any, point: dict[Any, Fraction]) -> Any | None:
 def values_of(one: Any, other: Any) -> Iterator[tuple[Any | None, Any | None]]:
     """The values of two expressions at point after point, where at least one is defined."""
     symbols = sorted(one.free_symbols | other.free_symbols, key=lambda symbol: symbol.name)
-    for point in numeric.points(symbols):
+    for point in numeric.points(tuple(symbols)):
         row = number(one, point), number(other, point)
         if row != (None, None):
             yield row
