@@ -151,9 +151,9 @@ def grade_the_grader(source: str) -> None:
     `source` is a kind of source (`gsm8k`, `math500` …; a local copy is looked for under
     RATCHET_DATA) or a file or folder. UserError where a gold answer does not accept itself,
     SystemExit(1) where the verifier fails its own adversarial cases."""
-    from ratchet.audits.verifier_audit import grade
+    from ratchet.audits.verifier_audit import audit_verifier
 
-    result = grade(source)
+    result = audit_verifier(source)
     print(result.text())
     if result.unacceptable_golds:
         raise UserError(
@@ -166,6 +166,6 @@ def grade_the_grader(source: str) -> None:
 
 def rewards_audit() -> None:
     """Show what each known exploit would earn, and which reward pays for it."""
-    from ratchet.audits.reward_audit import audit, table
+    from ratchet.audits.reward_audit import audit_rewards, table
 
-    print(table(audit()))
+    print(table(audit_rewards()))

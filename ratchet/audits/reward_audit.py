@@ -1,9 +1,10 @@
-"""The cheater's catalogue: completions that reach for reward without solving the question.
+"""Reward audit: completions that reach for reward without solving the question.
 
 Each exploit is a function of the question, the length of a guess at best: none sees the gold
-answer, but those that list numbers may hit it. `audit` scores them, and honest completions to
-compare with, under the default weights, on a question of our own. An exploit pays when it earns
-more than an honest wrong answer in the right format; the table names the rewards that pay it.
+answer, but those that list numbers may hit it. `audit_rewards` scores them, and honest
+completions to compare with, under the default weights, on a question of our own. An exploit pays
+when it earns more than an honest wrong answer in the right format; the table names the rewards
+that pay it.
 """
 
 from __future__ import annotations
@@ -12,11 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ratchet.questions.rewrite import rewrite_solution
-from ratchet.rewards.functions import (
-    REWARDS,
-    default_weights,
-    total_reward,
-)
+from ratchet.rewards.functions import REWARDS
+from ratchet.rewards.weights import default_weights, total_reward
 from ratchet.verifier import Style
 
 QUESTION = (
@@ -149,7 +147,7 @@ def earned(attempt: Attempt, honest_wrong: Mapping[str, float | None] | None = N
     return Earned(attempt, rewards, total, total - total_reward(honest_wrong, weights), paid_by)
 
 
-def audit() -> list[Earned]:
+def audit_rewards() -> list[Earned]:
     """What every attempt earns. The yardstick is the honest answer that is wrong throughout but
     in the exact format."""
     yardstick = {

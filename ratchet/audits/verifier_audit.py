@@ -1,4 +1,4 @@
-"""Grade the grader: does the verifier accept what is right and reject what is not?
+"""Verifier audit: does the verifier accept what is right and reject what is not?
 
 On a source of questions: every gold answer must accept itself, and the reference solution in the
 answer's own format where there is one; the gold answer of another question must be rejected unless
@@ -47,8 +47,8 @@ COLUMNS: tuple[dict[str, str], ...] = (
 
 
 @dataclass
-class Grade:
-    """The figures of one self-test. Counts are of answers."""
+class VerifierAudit:
+    """The figures of one audit. Counts are of answers."""
 
     source: str
     style: Style
@@ -99,18 +99,18 @@ def listed(items: Sequence[str]) -> list[str]:
     return [f"      {item}" for item in items[:MAX_LISTED]] + more
 
 
-def grade(source: str) -> Grade:
-    """Grade the verifier on `source`. UserError where the source cannot be read."""
+def audit_verifier(source: str) -> VerifierAudit:
+    """Audit the verifier on `source`. UserError where the source cannot be read."""
     questions = questions_of(source)
     golds = [question.gold for question in questions]
     numeric = all(gold_number(gold) is not None for gold in golds)
-    result = Grade(source, Style.TAGS if numeric else Style.BOXED)
+    result = VerifierAudit(source, Style.TAGS if numeric else Style.BOXED)
     start = time.perf_counter()
     statuses = [
-        *grade_golds(result, golds),
-        *grade_solutions(result, questions),
-        *grade_pairs(result, golds),
-        *grade_adversarial(result),
+        *audit_golds(result, golds),
+        *audit_solutions(result, questions),
+        *audit_pairs(result, golds),
+        *audit_adversarial(result),
     ]
     result.verdicts_per_second = len(statuses) / (time.perf_counter() - start)
     result.statuses = status_rates(statuses)
@@ -158,7 +158,7 @@ def own_questions(path: Path) -> list[Question]:
     raise first
 
 
-def grade_golds(result: Grade, golds: list[str]) -> list[Status]:
+def audit_golds(result: VerifierAudit, golds: list[str]) -> list[Status]:
     """Every gold answer against itself."""
     completions = [WRAPPED[result.style].format(gold) for gold in golds]
     verdicts = verify_batch(completions, golds, result.style)
@@ -169,7 +169,7 @@ def grade_golds(result: Grade, golds: list[str]) -> list[Status]:
     return [verdict.status for verdict in verdicts]
 
 
-def grade_solutions(result: Grade, questions: list[Question]) -> list[Status]:
+def audit_solutions(result: VerifierAudit, questions: list[Question]) -> list[Status]:
     """Reference solutions as completions: rewritten for tags, as they are for boxed answers."""
     boxed = result.style is Style.BOXED
     chosen = [
@@ -193,7 +193,7 @@ def grade_solutions(result: Grade, questions: list[Question]) -> list[Status]:
     return [verdict.status for verdict in verdicts]
 
 
-def grade_pairs(result: Grade, golds: list[str]) -> list[Status]:
+def audit_pairs(result: VerifierAudit, golds: list[str]) -> list[Status]:
     """Each of the first golds against the gold of the question half the source away."""
     half = len(golds) // 2
     pairs = [
@@ -213,7 +213,7 @@ def grade_pairs(result: Grade, golds: list[str]) -> list[Status]:
     return [verdict.status for verdict in verdicts]
 
 
-def grade_adversarial(result: Grade) -> list[Status]:
+def audit_adversarial(result: VerifierAudit) -> list[Status]:
     """The adversarial cases: {id, style, gold, completion, right}."""
     cases = [json.loads(line) for line in CASES.read_text(encoding="utf-8").splitlines()]
     verdicts = verify_batch(

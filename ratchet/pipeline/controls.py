@@ -38,7 +38,7 @@ def control_rewards(
     UserError where the run has no reward for the format alone.
     """
     from ratchet.prompts import STYLE_OF
-    from ratchet.rewards.functions import default_weights
+    from ratchet.rewards.weights import default_weights
 
     if control is Control.RANDOM:
         return RewardsConfig(weights={RANDOM_REWARD: 1.0})

@@ -15,7 +15,7 @@ from ratchet.config.run import RunConfig
 from ratchet.pipeline.dag import ancestors, nodes
 from ratchet.pipeline.stage import Node, Stage
 from ratchet.pipeline.stages import STAGES
-from ratchet.rewards import functions as rewards
+from ratchet.rewards import weights as rewards
 from ratchet.store.code import code_version
 from ratchet.store.keys import artifact_key
 from ratchet.store.runs import RunRecord

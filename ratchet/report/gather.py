@@ -17,7 +17,7 @@ from ratchet.diagnostics.drift import healthy_drift
 from ratchet.prompts import STYLE_OF
 from ratchet.report.before_after import PassRates, pass_rates_of
 from ratchet.report.ledger import Entry, ledger
-from ratchet.rewards.functions import default_weights
+from ratchet.rewards.weights import default_weights
 from ratchet.store.manifest import Manifest
 from ratchet.store.store import Artifact
 

@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ratchet.errors import UserError
-from ratchet.rewards.functions import RewardFunction, default_weights, resolve_rewards
+from ratchet.rewards.functions import RewardFunction
+from ratchet.rewards.weights import default_weights, resolve_rewards
 from ratchet.verifier import Style
 
 

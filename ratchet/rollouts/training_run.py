@@ -16,7 +16,7 @@ from ratchet.config.run import GrpoConfig, GuardConfig
 from ratchet.diagnostics.doctor import Evidence
 from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF
-from ratchet.rewards.functions import default_weights
+from ratchet.rewards.weights import default_weights
 from ratchet.rollouts.training_log import TrainingLog
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from ratchet.errors import UserError
 
-VERIFIER_VERSION = "2"
+VERIFIER_VERSION = "3"
 DEFAULT_DEADLINE_SECONDS = 5.0  # for one symbolic check, from its dispatch to a worker
 
 

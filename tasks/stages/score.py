@@ -21,7 +21,7 @@ from ratchet.config.run import PromptConfig, PromptFormat, RewardsConfig
 from ratchet.errors import UserError
 from ratchet.prompts import STYLE_OF
 from ratchet.rewards.checked import CheckedReward
-from ratchet.rewards.functions import default_weights, resolve_rewards
+from ratchet.rewards.weights import default_weights, resolve_rewards
 from ratchet.store.schemas import REWARD, check_schema, schema
 from ratchet.store.store import Artifact
 from ratchet.verifier import Status, Style, close_shared_pool, verify_batch

@@ -22,7 +22,7 @@ from ratchet.errors import UserError
 from ratchet.prompts import OPENING_THOUGHT, STYLE_OF, answer_start, prompt_ids, prompt_text
 from ratchet.questions.decontaminate import normalise
 from ratchet.questions.rewrite import rewrite_solution
-from ratchet.rewards.functions import default_weights, resolve_rewards
+from ratchet.rewards.weights import default_weights, resolve_rewards
 from ratchet.verifier import Style, verify_batch
 from tasks.models.checkpoints import turn_end
 from tasks.runtime.context import StageContext

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 from ratchet.config.run import PromptFormat, SftConfig
 from ratchet.errors import UserError
 from ratchet.prompts import prompt_ids
-from ratchet.rewards.functions import total_reward
+from ratchet.rewards.weights import total_reward
 from ratchet.store.schemas import REWARD, check_schema
 from tasks.runtime.context import StageContext
 from tasks.training.seeds import training_order

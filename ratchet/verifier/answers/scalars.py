@@ -7,9 +7,9 @@ worker, are a subclass that always answers.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from typing import Any
 
-from ratchet.verifier.answers.arithmetic import rational_value
 from ratchet.verifier.answers.latex import squashed
 from ratchet.verifier.answers.numbers import Value
 from ratchet.verifier.answers.shapes import group_braces, rational
@@ -114,4 +114,4 @@ def last_place(text: str) -> Value | None:
     digits = (match[1].replace(",", "") + match[2]).lstrip("0")
     if len(digits) < MIN_SIGNIFICANT_DIGITS:
         return None
-    return rational_value(f"1/10^{len(match[2])}")
+    return Fraction(1, 10 ** len(match[2]))

@@ -8,12 +8,14 @@ passed `latex.too_complex`, so sizes are bounded.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import mpmath  # type: ignore[import-untyped]
 
-from ratchet.verifier.engine.reader import Node, Reader, UnclearError
+from ratchet.verifier.answers.reader import Node, UnclearError, read
 
 CONSTANT_DIGITS = 60
 POINT_DIGITS = 30
@@ -106,13 +108,14 @@ def negative(number: Any) -> bool:
     return bool(mpmath.im(number) == 0 and mpmath.re(number) < 0)
 
 
-def points(names: list[str]) -> list[dict[str, Any]]:
-    """Fixed pseudo-random points of both signs; the first is positive."""
+@lru_cache(maxsize=1024)
+def points(names: tuple[Any, ...]) -> list[dict[Any, Fraction]]:
+    """Fixed pseudo-random points of both signs, the first positive; one point without names."""
     rng = random.Random(20_240_229)
     chosen = []
-    for count in range(POINTS):
+    for count in range(POINTS if names else 1):
         signs = [1 if count % 3 == 0 or rng.random() < 0.4 else -1 for _ in names]
-        sizes = [mpmath.mpf(rng.randint(300, 4000)) / rng.randint(900, 1100) for _ in names]
+        sizes = [Fraction(rng.randint(300, 4000), rng.randint(900, 1100)) for _ in names]
         chosen.append({n: s * z for n, s, z in zip(names, signs, sizes, strict=True)})
     return chosen
 
@@ -136,11 +139,12 @@ def settled(tree: Node, point: dict[str, Any], digits: int) -> Any:
 
 
 def evaluations(trees: list[Node], digits: int) -> list[list[Any] | None]:
-    """The values of all trees at each point, None where one of them is undefined. One point when
-    there are no names. Call under `mpmath.workdps`."""
-    names = sorted(set().union(*(symbols_of(tree) for tree in trees)))
+    """The values of all trees at each point, None where one of them is undefined. Call under
+    `mpmath.workdps`."""
+    names = tuple(sorted(set().union(*(symbols_of(tree) for tree in trees))))
     rows: list[list[Any] | None] = []
-    for point in points(names) if names else [{}]:
+    for exact in points(names):
+        point = {name: mpmath.mpf(z.numerator) / z.denominator for name, z in exact.items()}
         try:
             rows.append([settled(tree, point, digits) for tree in trees])
         except (ZeroDivisionError, ValueError, OverflowError):
@@ -155,7 +159,7 @@ def digits_for(trees: list[Node]) -> int:
 def numerically_equal(gold: str, answer: str) -> bool:
     """Whether two cleaned scalars have the same value everywhere. UnclearError if unreadable or
     undefined at too many points."""
-    trees = [Reader(gold).whole(), Reader(answer).whole()]
+    trees = [read(gold), read(answer)]
     digits = digits_for(trees)
     with mpmath.workdps(digits):
         rows = [row for row in evaluations(trees, digits) if row is not None]
@@ -166,7 +170,7 @@ def numerically_equal(gold: str, answer: str) -> bool:
 
 def constant(text: str) -> Any:
     """The value of cleaned `text`. UnclearError if it holds names or is undefined."""
-    tree = Reader(text).whole()
+    tree = read(text)
     if symbols_of(tree):
         raise UnclearError
     with mpmath.workdps(CONSTANT_DIGITS):
@@ -178,19 +182,20 @@ def constant(text: str) -> Any:
 
 def proportion(gold: tuple[str, str], answer: tuple[str, str]) -> int:
     """The sign of the constant c with gold left - right = c (answer left - right); 0 if none."""
-    trees = [
-        ("add", Reader(left).whole(), ("neg", Reader(right).whole()))
-        for left, right in (gold, answer)
-    ]
+    trees = [("add", read(left), ("neg", read(right))) for left, right in (gold, answer)]
     if symbols_of(trees[0]) != symbols_of(trees[1]):
         return 0
     with mpmath.workdps(POINT_DIGITS):
         rows = [row for row in evaluations(trees, POINT_DIGITS) if row is not None]
         if len(rows) < 3 or any(one == 0 or other == 0 for one, other in rows):
             raise UnclearError
-        ratio = rows[0][0] / rows[0][1]
-        if not all(close(one, ratio * other, POINT_DIGITS) for one, other in rows):
-            return 0
-        if mpmath.im(ratio) != 0:
-            return 0
-        return 1 if mpmath.re(ratio) > 0 else -1
+        return sign_of_ratio(rows, POINT_DIGITS)
+
+
+def sign_of_ratio(rows: Sequence[Sequence[Any]], digits: int) -> int:
+    """The sign of the constant that every row's first value is of its second; 0 if none is."""
+    ratio = rows[0][0] / rows[0][1]
+    constant = all(close(one, ratio * other, digits) for one, other in rows)
+    if not constant or mpmath.im(ratio) != 0:
+        return 0
+    return 1 if mpmath.re(ratio) > 0 else -1

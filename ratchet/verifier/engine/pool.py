@@ -1,11 +1,12 @@
 """Worker processes for symbolic checks, with deadlines that hold.
 
-One dispatcher thread per process owns every worker: it hands out one task at a time, counts the
-deadline from that moment, kills and replaces a worker that passes it or dies, and recycles workers
-after many tasks. Any thread may call `run`; callers only wait on futures, so no signal, alarm or
-handler of theirs is touched. Workers are fresh interpreters (never forks of a process that may
-hold torch or threads), and are started only when the first task comes. A forked child starts
-with no pool of its own.
+Every worker has a thread of this process: it starts the worker, hands it one task at a time, counts
+the deadline from that moment, kills and replaces a worker that passes it or dies, and recycles it
+after many tasks. Only a thread whose worker is ready takes a task. Any thread may call `run`;
+callers only wait on futures, so no signal, alarm or handler of theirs is touched. Workers are fresh
+interpreters (never forks of a process that may hold torch or threads, and never running the
+caller's main module, as those of `multiprocessing` do), and are started only when the first task
+comes. A forked child starts with no pool of its own.
 """
 
 from __future__ import annotations
@@ -13,17 +14,16 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import pickle
-import selectors
-import struct
 import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from multiprocessing.connection import Pipe
+from queue import Empty, SimpleQueue
+from typing import Any
 
 from ratchet.places import ROOT
 from ratchet.verifier.engine import worker as worker_module
@@ -33,9 +33,13 @@ MEMORY_BYTES = 2 << 30
 TASKS_PER_WORKER = 5_000
 MAX_WORKERS = 8
 MAX_START_FAILURES = 3
-HEADER = struct.Struct("!I")
 
 Reply = tuple[str, bool, str, float]  # status, right, reason, seconds since dispatch
+
+LATE = ("timeout", False, "no verdict within the deadline")
+DIED = ("too_complex", False, "the worker ran out of memory or died")
+NO_START = ("error", False, "the verifier's worker process cannot start")
+CLOSED = ("error", False, "the verifier was closed")
 
 
 @dataclass
@@ -58,58 +62,41 @@ class Worker:
     """The parent's side of one worker process."""
 
     def __init__(self, memory_bytes: int) -> None:
+        self.connection, theirs = Pipe()
         code = (
             f"import sys; sys.path.insert(0, {str(ROOT)!r}); "
-            f"from {worker_module.__name__} import main; main({memory_bytes})"
+            f"from {worker_module.__name__} import main; main({theirs.fileno()}, {memory_bytes})"
         )
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-c", code],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            env=environment,
-        )
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.stdin, self.stdout = self.process.stdin, self.process.stdout
-        os.set_blocking(self.stdout.fileno(), False)
-        self.ready = False
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,  # libraries print
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                env=environment,
+            )
         self.task: Task | None = None
-        self.tasks_done = 0
-        self.due = time.monotonic() + START_SECONDS
-        self.buffer = b""
 
     def give(self, task: Task) -> None:
-        """Send `task` and start its clock. BrokenPipeError if the worker is gone."""
-        data = pickle.dumps((task.gold, task.answer, task.deadline_seconds))
+        """Send `task` and start its clock. OSError if the worker is gone."""
         self.task = task
         task.dispatched = time.monotonic()
-        self.due = task.dispatched + task.deadline_seconds
-        self.stdin.write(HEADER.pack(len(data)) + data)
-        self.stdin.flush()
+        self.connection.send((task.gold, task.answer, task.deadline_seconds))
 
-    def read(self) -> tuple[bool, object | None]:
-        """(still alive, a complete message or None)."""
+    def message(self, seconds: float) -> Any | None:
+        """What the worker sends within `seconds`, None if nothing. EOFError if it is gone."""
         try:
-            part = os.read(self.stdout.fileno(), 1 << 16)
-        except BlockingIOError:
-            return True, None
-        self.buffer += part
-        message = None
-        if len(self.buffer) >= HEADER.size:
-            (length,) = HEADER.unpack_from(self.buffer)
-            if len(self.buffer) >= HEADER.size + length:
-                message = pickle.loads(self.buffer[HEADER.size : HEADER.size + length])
-                self.buffer = self.buffer[HEADER.size + length :]
-        return bool(part), message
+            return self.connection.recv() if self.connection.poll(seconds) else None
+        except OSError as error:
+            raise EOFError from error
 
     def kill(self) -> None:
         """End the process now and reap it."""
         self.process.kill()
         self.process.wait()
-        for stream in (self.stdin, self.stdout):
-            with contextlib.suppress(OSError):
-                stream.close()
+        self.connection.close()
 
 
 class Pool:
@@ -119,151 +106,109 @@ class Pool:
         self.size = size or max(2, min(os.cpu_count() or 1, MAX_WORKERS))
         self.memory_bytes = memory_bytes
         self.lock = threading.Lock()
-        self.waiting: deque[Task] = deque()
+        self.waiting: SimpleQueue[Task | None] = SimpleQueue()
+        self.threads: list[threading.Thread] = []
         self.workers: list[Worker] = []
-        self.thread: threading.Thread | None = None
         self.closed = False
-        self.start_failures = 0
-        self.wake_read, self.wake_write = os.pipe()
-        os.set_blocking(self.wake_read, False)
-        os.set_blocking(self.wake_write, False)
 
     def run(self, pairs: Sequence[tuple[str, str]], deadline_seconds: float) -> list[Reply]:
         """The reply to every (gold, answer) pair, in order. Each pair has its own deadline."""
         tasks = [Task(gold, answer, deadline_seconds) for gold, answer in pairs]
         with self.lock:
             if self.closed:
-                return [("error", False, "the verifier was closed", 0.0)] * len(tasks)
-            self.waiting.extend(tasks)
-            if self.thread is None:
-                self.thread = threading.Thread(
-                    target=self.dispatch, name="ratchet-verifier", daemon=True
-                )
-                self.thread.start()
-        self.wake()
+                return [(*CLOSED, 0.0)] * len(tasks)
+            for task in tasks:
+                self.waiting.put(task)
+            wanted = self.waiting.qsize() + sum(w.task is not None for w in self.workers)
+            while wanted and len(self.threads) < min(self.size, max(2, wanted)):
+                thread = threading.Thread(target=self.serve, name="ratchet-verifier", daemon=True)
+                self.threads.append(thread)
+                thread.start()
         return [task.future.result() for task in tasks]
 
-    def wake(self) -> None:
-        with contextlib.suppress(BlockingIOError, OSError):
-            os.write(self.wake_write, b"x")
-
     def close(self) -> None:
-        """Stop the dispatcher and end every worker. Tasks still waiting end as errors."""
+        """End every worker and its thread. Tasks still waiting end as errors."""
         with self.lock:
             self.closed = True
-            thread = self.thread
-        self.wake()
-        if thread is not None:
+            self.settle_waiting(CLOSED)
+            threads = list(self.threads)
+            for worker in self.workers:
+                worker.process.kill()
+            for _ in threads:
+                self.waiting.put(None)
+        for thread in threads:
             thread.join(timeout=10)
 
-    def dispatch(self) -> None:
-        """The dispatcher thread: start, feed, watch and replace workers."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.wake_read, selectors.EVENT_READ)
-            try:
-                while not self.closed:
-                    self.staff(selector)
-                    self.feed(selector)
-                    for key, _ in selector.select(self.seconds_to_next_due()):
-                        if key.data is None:
-                            with contextlib.suppress(BlockingIOError):
-                                os.read(self.wake_read, 1 << 12)
-                        else:
-                            self.receive(selector, key.data)
-                    self.enforce(selector)
-            finally:
-                self.end()
-
-    def seconds_to_next_due(self) -> float | None:
-        dues = [w.due for w in self.workers if w.task is not None or not w.ready]
-        return max(0.0, min(dues) - time.monotonic()) if dues else None
-
-    def staff(self, selector: selectors.BaseSelector) -> None:
-        """Start workers: one per waiting or running task, two at least, `size` at most."""
+    def serve(self) -> None:
+        """A thread: start a worker, feed it, replace it. It gives up after repeated failures to
+        start one; when the last thread does, the tasks that wait end as errors."""
+        failures = 0
+        while not self.closed and failures < MAX_START_FAILURES:
+            worker = self.started()
+            if worker is None:
+                failures += 1
+            else:
+                failures = 0
+                self.feed(worker)
         with self.lock:
-            wanted = len(self.waiting) + sum(w.task is not None for w in self.workers)
-        while self.workers or wanted:
-            if len(self.workers) >= min(self.size, max(2, wanted)):
-                break
-            worker = Worker(self.memory_bytes)
-            self.workers.append(worker)
-            selector.register(worker.stdout, selectors.EVENT_READ, worker)
+            self.threads.remove(threading.current_thread())
+            if not self.threads:
+                self.settle_waiting(CLOSED if self.closed else NO_START)
 
-    def feed(self, selector: selectors.BaseSelector) -> None:
-        """Give waiting tasks to idle workers."""
-        for worker in list(self.workers):
-            if not worker.ready or worker.task is not None:
-                continue
+    def started(self) -> Worker | None:
+        """A new worker, ready for tasks; None if it cannot start."""
+        try:
             with self.lock:
-                task = self.waiting.popleft() if self.waiting else None
+                if self.closed:
+                    return None
+                worker = Worker(self.memory_bytes)
+                self.workers.append(worker)
+            if worker.message(START_SECONDS) == "ready":
+                return worker
+        except EOFError:  # it left before it was ready
+            pass
+        except OSError:  # no process could be made
+            return None
+        self.dismiss(worker)
+        return None
+
+    def feed(self, worker: Worker) -> None:
+        """Give a worker one task after another until it passes a deadline, dies or has had enough;
+        then dismiss it."""
+        for _ in range(TASKS_PER_WORKER):
+            task = self.waiting.get()
             if task is None:
-                return
+                break
             try:
                 worker.give(task)
             except OSError:  # it died while idle: the task is untouched
-                worker.task = None
-                with self.lock:
-                    self.waiting.appendleft(task)
-                self.drop(selector, worker)
-
-    def receive(self, selector: selectors.BaseSelector, worker: Worker) -> None:
-        """Take what a worker sent; settle its task, or see that it died."""
-        alive, message = worker.read()
-        if message == "ready":
-            worker.ready = True
-            self.start_failures = 0
-        elif message is not None and worker.task is not None:
-            assert isinstance(message, tuple), "workers send (status, right, reason)"
-            worker.task.settle(*message)
+                self.waiting.put(task)
+                break
+            try:
+                reply = worker.message(task.deadline_seconds)
+                failure = LATE
+            except EOFError:
+                reply, failure = None, CLOSED if self.closed else DIED
+            if reply is None:
+                self.dismiss(worker)
+                task.settle(*failure)
+                return
             worker.task = None
-            worker.tasks_done += 1
-        if not alive or (worker.task is None and worker.tasks_done >= TASKS_PER_WORKER):
-            self.drop(selector, worker, "too_complex", "the worker ran out of memory or died")
+            task.settle(*reply)
+        self.dismiss(worker)
 
-    def enforce(self, selector: selectors.BaseSelector) -> None:
-        """Kill every worker whose time is up."""
-        now = time.monotonic()
-        for worker in list(self.workers):
-            if now < worker.due or (worker.ready and worker.task is None):
-                continue
-            self.drop(selector, worker, "timeout", "no verdict within the deadline")
-
-    def drop(
-        self,
-        selector: selectors.BaseSelector,
-        worker: Worker,
-        status: str = "",
-        reason: str = "",
-    ) -> None:
-        """Kill a worker, settle its task, and give up after repeated failures to start."""
-        selector.unregister(worker.stdout)
-        self.workers.remove(worker)
-        if worker.task is not None and status:
-            worker.task.settle(status, False, reason)
+    def dismiss(self, worker: Worker) -> None:
+        with self.lock:
+            self.workers.remove(worker)
         worker.kill()
-        if not worker.ready:
-            self.start_failures += 1
-            if self.start_failures >= MAX_START_FAILURES:
-                self.fail_waiting("the verifier's worker process cannot start")
-                self.start_failures = 0
 
-    def fail_waiting(self, reason: str) -> None:
-        with self.lock:
-            tasks = list(self.waiting)
-            self.waiting.clear()
-        for task in tasks:
-            task.settle("error", False, reason)
-
-    def end(self) -> None:
-        """Kill all workers and settle all tasks."""
-        for worker in self.workers:
-            if worker.task is not None:
-                worker.task.settle("error", False, "the verifier was closed")
-            worker.kill()
-        self.workers.clear()
-        with self.lock:
-            self.closed = True
-        self.fail_waiting("the verifier was closed")
+    def settle_waiting(self, reply: tuple[str, bool, str]) -> None:
+        """Give every waiting task the same reply. Call under the lock."""
+        with contextlib.suppress(Empty):
+            while True:
+                task = self.waiting.get_nowait()
+                if task is not None:
+                    task.settle(*reply)
 
 
 SHARED_LOCK = threading.Lock()

@@ -10,8 +10,9 @@ comparison. No parsed object is turned into a string here: printing some of them
 from __future__ import annotations
 
 import logging
-import random
 import re
+from collections.abc import Iterator
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
@@ -35,9 +36,8 @@ PLAIN = NormalizationConfig(
 )
 CONFIG = [LatexExtractionConfig(boxed_match_priority=0, normalization_config=PLAIN)]
 DIGITS = 50
-AGREE = sympy.Float("1e-40")
-TINY = sympy.Float("1e-60")
-POINTS = 6
+AGREE_DIGITS = 48  # as `numeric.close` takes them: values agree to 40 digits
+TINY = mpmath.mpf("1e-60")
 LETTERS = re.compile(r"\\[A-Za-z]+|[A-Za-z]")
 DEGREES = re.compile(r"([0-9.]+) *\^\\circ")
 DECIMAL_IN_TEXT = re.compile(r"(\^ *)?(?<![0-9.,])([0-9]*)\.([0-9]+)(?![0-9.,])")
@@ -86,36 +86,31 @@ def scalar(text: str) -> Any:
     return value
 
 
-def points(symbols: list[Any]) -> list[dict[Any, Any]]:
-    """Fixed pseudo-random values of both signs for `symbols`; the first point is positive."""
-    rng = random.Random(20_240_229)
-    chosen = []
-    for number in range(POINTS):
-        point = {}
-        for symbol in symbols:
-            sign = 1 if number % 3 == 0 or rng.random() < 0.4 else -1
-            point[symbol] = sympy.Rational(sign * rng.randint(300, 4000), rng.randint(900, 1100))
-        chosen.append(point)
-    return chosen
-
-
-def number(expression: Any, point: dict[Any, Any]) -> Any | None:
-    """`expression` at `point` as a complex number of `DIGITS` digits, or None if undefined."""
-    value = sympy.N(expression.subs(point).doit(), DIGITS)
+def number(expression: Any, point: dict[Any, Fraction]) -> Any | None:
+    """`expression` at `point` as an mpmath number of `DIGITS` digits, or None if undefined."""
+    values = {name: sympy.Rational(z.numerator, z.denominator) for name, z in point.items()}
+    value = sympy.N(expression.subs(values).doit(), DIGITS)
     if not value.is_number or value.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo):
         return None
-    real, imaginary = value.as_real_imag()
-    if not (real.is_Float or real.is_Rational) or not (imaginary.is_Float or imaginary.is_Rational):
+    parts = value.as_real_imag()
+    if not all(part.is_Float or part.is_Rational for part in parts):
         return None
-    return value
+    with mpmath.workdps(DIGITS):
+        return mpmath.mpc(*(mpmath.mpmathify(part) for part in parts))
 
 
-def same_number(one: Any, other: Any) -> bool | None:
-    """Whether two high-precision numbers are equal; None when both are too near zero to tell."""
-    size = max(abs(one), abs(other))
-    if size < TINY:
-        return True if one == other else None
-    return bool(abs(one - other) <= AGREE * size)
+def values_of(one: Any, other: Any) -> Iterator[tuple[Any | None, Any | None]]:
+    """The values of two expressions at point after point, where at least one is defined."""
+    symbols = sorted(one.free_symbols | other.free_symbols, key=lambda symbol: symbol.name)
+    for point in numeric.points(tuple(symbols)):
+        row = number(one, point), number(other, point)
+        if row != (None, None):
+            yield row
+
+
+def enough(one: Any, other: Any) -> int:
+    """At how many points two expressions must have values for these to decide."""
+    return 3 if one.free_symbols | other.free_symbols else 1
 
 
 def case_differs(gold: str, answer: str) -> bool:
@@ -139,19 +134,16 @@ class EngineScalars(LocalScalars):
 
     def same_value(self, one: Any, other: Any) -> bool:
         """Whether two expressions have the same value at every point tried."""
-        symbols = sorted(one.free_symbols | other.free_symbols, key=lambda s: s.name)
         judged = 0
-        for point in points(symbols) if symbols else [{}]:
-            left, right = number(one, point), number(other, point)
-            if left is None and right is None:
-                continue
+        for left, right in values_of(one, other):
             if left is None or right is None:
                 return False
-            same = same_number(left, right)
-            if same is False:
+            if left != right and max(mpmath.fabs(left), mpmath.fabs(right)) < TINY:
+                continue  # too near zero to tell
+            if not numeric.close(left, right, AGREE_DIGITS):
                 return False
-            judged += same is True
-        if judged >= (3 if symbols else 1):
+            judged += 1
+        if judged >= enough(one, other):
             return True
         return bool(engine_verify([one], [other], timeout_seconds=None))
 
@@ -166,23 +158,15 @@ class EngineScalars(LocalScalars):
         other = scalar(answer[0]) - scalar(answer[1])
         if case_differs("".join(gold), "".join(answer)) or one.free_symbols != other.free_symbols:
             return 0
-        symbols = sorted(one.free_symbols, key=lambda s: s.name)
-        ratio = None
-        judged = 0
-        for point in points(symbols):
-            left, right = number(one, point), number(other, point)
-            if left is None and right is None:
-                continue
-            if left is None or right is None or abs(left) < TINY or abs(right) < TINY:
+        rows = []
+        for row in values_of(one, other):
+            if any(value is None or mpmath.fabs(value) < TINY for value in row):
                 return 0
-            if ratio is None:
-                ratio = left / right
-            elif same_number(left, ratio * right) is not True:
-                return 0
-            judged += 1
-        if ratio is None or judged < 3 or not ratio.is_real:
+            rows.append(row)
+        if len(rows) < enough(one, other):
             return 0
-        return 1 if ratio > 0 else -1
+        with mpmath.workdps(DIGITS):
+            return numeric.sign_of_ratio(rows, AGREE_DIGITS)
 
     def same_set(self, gold: str, answer: str) -> bool:
         one, other = parsed(gold), parsed(answer)
@@ -208,10 +192,9 @@ def rounds(decimal: str, exact: str) -> bool:
         value = numeric.constant(exact)
     except numeric.UnclearError:
         expression = scalar(exact)
-        found = None if expression.free_symbols else number(expression, {})
-        if found is None:
+        value = None if expression.free_symbols else number(expression, {})
+        if value is None:
             return False
-        value = mpmath.mpmathify(found)
     with mpmath.workdps(numeric.CONSTANT_DIGITS):
         written = numeric.constant(decimal)
         unit = last_place(decimal)

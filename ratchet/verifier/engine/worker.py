@@ -1,6 +1,5 @@
-"""A worker process: one comparison at a time, read from stdin, answered on stdout.
+"""A worker process: one comparison at a time, as plain tuples over a pipe to its parent only.
 
-Frames are a 4-byte length and pickled plain tuples, between a process and its own child only.
 The worker caps its memory, arms a kernel timer that kills it should it overrun (even when the
 parent is gone and the interpreter is stuck in one long operation), and leaves when its parent does.
 """
@@ -9,34 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pickle
-import select
 import signal
-import struct
-import sys
-from typing import Any, BinaryIO
+from multiprocessing.connection import Connection
 
 GRACE_SECONDS = 1.0
 PARENT_POLL_SECONDS = 2.0
 WARM_UP = ("f(x)+\\sum_{k=1}^{n} k", "f(y)+\\sum_{k=1}^{n} k")
-
-
-def send(stream: BinaryIO, message: Any) -> None:
-    """Write one frame."""
-    data = pickle.dumps(message)
-    stream.write(struct.pack("!I", len(data)) + data)
-    stream.flush()
-
-
-def read_exactly(descriptor: int, count: int) -> bytes | None:
-    """`count` bytes, or None at the end of the stream."""
-    data = b""
-    while len(data) < count:
-        part = os.read(descriptor, count - len(data))
-        if not part:
-            return None
-        data += part
-    return data
 
 
 def compare(gold: str, answer: str) -> tuple[str, bool, str]:
@@ -65,29 +42,20 @@ def limit_memory(memory_bytes: int) -> None:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def main(memory_bytes: int) -> None:
-    """Serve until stdin ends or the parent is gone."""
+def main(descriptor: int, memory_bytes: int) -> None:
+    """Serve until the pipe ends or the parent is gone."""
     parent = os.getppid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    out = os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # libraries print
     limit_memory(memory_bytes)
     compare(*WARM_UP)  # imports and the grammar's first use take longer than most tasks
-
-    source = sys.stdin.fileno()
-    send(out, "ready")
-    while True:
-        if not select.select([source], [], [], PARENT_POLL_SECONDS)[0]:
-            if os.getppid() != parent:
-                return
-            continue
-        header = read_exactly(source, 4)
-        body = header and read_exactly(source, struct.unpack("!I", header)[0])
-        if not body:
-            return
-        gold, answer, deadline_seconds = pickle.loads(body)
-        signal.setitimer(signal.ITIMER_REAL, deadline_seconds + GRACE_SECONDS)
-        reply = compare(gold, answer)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        send(out, reply)
+    with contextlib.suppress(EOFError, OSError), Connection(descriptor) as pipe:
+        pipe.send("ready")
+        while os.getppid() == parent:
+            if not pipe.poll(PARENT_POLL_SECONDS):
+                continue
+            gold, answer, deadline_seconds = pipe.recv()
+            signal.setitimer(signal.ITIMER_REAL, deadline_seconds + GRACE_SECONDS)
+            reply = compare(gold, answer)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            pipe.send(reply)

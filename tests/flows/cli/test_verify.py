@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from flows.cli.verify import grade_the_grader, rewards_audit, verify_file
-from ratchet.audits.reward_audit import audit, table
+from ratchet.audits.reward_audit import audit_rewards, table
 from ratchet.errors import UserError
 
 
@@ -117,7 +117,7 @@ def test_self_test_of_an_unknown_source() -> None:
 def test_no_exploit_earns_more_than_the_table_pays() -> None:
     """Beyond an honest wrong answer in the right format, an exploit gets at most the 0.5 that the
     table pays for the right number anywhere, and a small share of the steps."""
-    rows = audit()
+    rows = audit_rewards()
     exploits = [row for row in rows if not row.attempt.honest]
     assert len(exploits) > 35
     for row in exploits:
@@ -130,10 +130,10 @@ def test_no_exploit_earns_more_than_the_table_pays() -> None:
 
 
 def test_audit_knows_the_honest(capsys: pytest.CaptureFixture[str]) -> None:
-    totals = {(row.attempt.name, row.attempt.style.value): row.total for row in audit()}
+    totals = {(row.attempt.name, row.attempt.style.value): row.total for row in audit_rewards()}
     assert totals["honest and right", "tags"] == 5.25
     assert totals["honest format, wrong throughout", "tags"] == 1.25
     assert totals["honest and right", "boxed"] == pytest.approx(1.1)
     assert totals["honest and wrong", "boxed"] == pytest.approx(0.1)
     rewards_audit()
-    assert capsys.readouterr().out == table(audit()) + "\n"
+    assert capsys.readouterr().out == table(audit_rewards()) + "\n"

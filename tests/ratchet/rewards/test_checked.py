@@ -8,7 +8,7 @@ import pytest
 
 from ratchet.errors import UserError
 from ratchet.rewards.checked import CheckedReward, checked_rewards
-from ratchet.rewards.functions import DEFAULT_WEIGHTS_BOXED, DEFAULT_WEIGHTS_TAGS
+from ratchet.rewards.weights import DEFAULT_WEIGHTS_BOXED, DEFAULT_WEIGHTS_TAGS
 from ratchet.verifier import Style
 from tests.support.tiny_grpo import letters
 

@@ -6,10 +6,10 @@ import pytest
 
 from ratchet.errors import UserError
 from ratchet.questions.rewrite import rewrite_solution
-from ratchet.rewards.functions import (
+from ratchet.rewards.functions import REWARDS
+from ratchet.rewards.weights import (
     DEFAULT_WEIGHTS_BOXED,
     DEFAULT_WEIGHTS_TAGS,
-    REWARDS,
     resolve_rewards,
     total_reward,
 )

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ratchet.questions.rewrite import rewrite_solution
-from ratchet.rewards.functions import DEFAULT_WEIGHTS_TAGS, resolve_rewards
+from ratchet.rewards.weights import DEFAULT_WEIGHTS_TAGS, resolve_rewards
 from ratchet.verifier import DEFAULT_DEADLINE_SECONDS, Verdict, verify, verify_batch
 
 pytestmark = pytest.mark.needs_shared
