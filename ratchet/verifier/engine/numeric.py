@@ -138,10 +138,13 @@ def settled(tree: Node, point: dict[str, Any], digits: int) -> Any:
         return mpmath.mpf(0) if mpmath.fabs(fine) < mpmath.fabs(rough) * 1e-12 else fine
 
 
-def evaluations(trees: list[Node], digits: int) -> list[list[Any] | None]:
+def names_of(trees: list[Node]) -> tuple[str, ...]:
+    return tuple(sorted(set().union(*map(symbols_of, trees))))
+
+
+def evaluations(trees: list[Node], names: tuple[str, ...], digits: int) -> list[list[Any] | None]:
     """The values of all trees at each point, None where one of them is undefined. Call under
     `mpmath.workdps`."""
-    names = tuple(sorted(set().union(*(symbols_of(tree) for tree in trees))))
     rows: list[list[Any] | None] = []
     for exact in points(names):
         point = {name: mpmath.mpf(z.numerator) / z.denominator for name, z in exact.items()}
@@ -152,18 +155,15 @@ def evaluations(trees: list[Node], digits: int) -> list[list[Any] | None]:
     return rows
 
 
-def digits_for(trees: list[Node]) -> int:
-    return POINT_DIGITS if any(symbols_of(tree) for tree in trees) else CONSTANT_DIGITS
-
-
 def numerically_equal(gold: str, answer: str) -> bool:
     """Whether two cleaned scalars have the same value everywhere. UnclearError if unreadable or
     undefined at too many points."""
     trees = [read(gold), read(answer)]
-    digits = digits_for(trees)
+    names = names_of(trees)
+    digits = POINT_DIGITS if names else CONSTANT_DIGITS
     with mpmath.workdps(digits):
-        rows = [row for row in evaluations(trees, digits) if row is not None]
-        if len(rows) < (3 if symbols_of(trees[0]) or symbols_of(trees[1]) else 1):
+        rows = [row for row in evaluations(trees, names, digits) if row is not None]
+        if len(rows) < (3 if names else 1):
             raise UnclearError
         return all(close(one, other, digits) for one, other in rows)
 
@@ -174,7 +174,7 @@ def constant(text: str) -> Any:
     if symbols_of(tree):
         raise UnclearError
     with mpmath.workdps(CONSTANT_DIGITS):
-        row = evaluations([tree], CONSTANT_DIGITS)[0]
+        row = evaluations([tree], (), CONSTANT_DIGITS)[0]
         if row is None:
             raise UnclearError
         return row[0]
@@ -186,7 +186,7 @@ def proportion(gold: tuple[str, str], answer: tuple[str, str]) -> int:
     if symbols_of(trees[0]) != symbols_of(trees[1]):
         return 0
     with mpmath.workdps(POINT_DIGITS):
-        rows = [row for row in evaluations(trees, POINT_DIGITS) if row is not None]
+        rows = [row for row in evaluations(trees, names_of(trees), POINT_DIGITS) if row is not None]
         if len(rows) < 3 or any(one == 0 or other == 0 for one, other in rows):
             raise UnclearError
         return sign_of_ratio(rows, POINT_DIGITS)
