@@ -84,7 +84,7 @@ def imports() -> dict[str, set[str]]:
                 names |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module:
                 inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                names |= inner & files.keys() or {node.module}
+                names |= {name if name in files else node.module for name in inner}
         found[module] = names & files.keys() - {module}
     return found
 
@@ -104,6 +104,11 @@ def circles(graph: dict[str, set[str]]) -> list[str]:
     return [name for name in graph if name in reached(name)]
 
 
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": set()}) == []
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c"]
+
+
 def test_no_modules_and_no_folders_import_in_a_circle() -> None:
     modules = imports()
     assert circles(modules) == []
@@ -118,6 +123,22 @@ def test_no_modules_and_no_folders_import_in_a_circle() -> None:
 def test_a_folder_is_one_idea_of_few_modules(package: str) -> None:
     counted = Counter(file.parent for file in sources(package) if file.name != "__init__.py")
     assert max(counted.values()) <= 16, counted.most_common(1)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_prefix_is_a_folder_in_disguise(package: str) -> None:
+    prefixes = Counter(
+        (file.parent, file.stem.split("_")[0]) for file in sources(package) if "_" in file.stem
+    )
+    common = {place: count for place, count in prefixes.items() if count > 3 and place[1]}
+    assert common == {}
+
+
+def test_tests_stand_where_the_code_stands() -> None:
+    tests = REPO / "tests"
+    rooms = {file.parent.relative_to(tests) for file in tests.rglob("test_*.py")}
+    assert len(rooms) > 20
+    assert [str(room) for room in sorted(rooms) if not (REPO / room).is_dir()] == []
 
 
 @pytest.mark.parametrize("package", PACKAGES)
