@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ratchet import prompts
+from ratchet.config.load import with_present_names
 from ratchet.config.run import RunConfig
 from ratchet.pipeline.dag import ancestors, nodes
 from ratchet.pipeline.stage import Node, Stage
@@ -108,7 +109,7 @@ def _why_new(
     if found is None:
         return "not made yet"
     old = found.manifest
-    reasons = changes(old.config, planned.sections)
+    reasons = changes(with_present_names(old.config, hint=False), planned.sections)
     reasons += [
         f"{name} has changed"
         for name, value in planned.fingerprints.items()
