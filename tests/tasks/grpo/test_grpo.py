@@ -93,7 +93,8 @@ def test_advantages_are_the_groups_standardised_rewards(
     for start in range(0, len(rows), GROUP_SIZE):
         group = rows[start : start + GROUP_SIZE]
         rewards = [
-            2 * row["reward_tiny_grpo:letters"] + row["reward_lenient_correctness_check"]
+            2 * row["reward_tests.support.tiny_grpo:letters"]
+            + row["reward_lenient_correctness_check"]
             for row in group
         ]
         mean = sum(rewards) / GROUP_SIZE
@@ -234,7 +235,11 @@ def test_wandb_gets_the_figures_of_every_step(model: Path, tmp_path: Path) -> No
     assert result.wandb_run is not None
     (logged,) = Path(result.wandb_run).glob("run-*.wandb")
     content = logged.read_bytes()
-    for name in (b"train/live_share", b"train/rewards/tiny_grpo:letters/mean", b"test-run"):
+    for name in (
+        b"train/live_share",
+        b"train/rewards/tests.support.tiny_grpo:letters/mean",
+        b"test-run",
+    ):
         assert name in content
 
 
@@ -253,7 +258,7 @@ def test_what_the_template_writes_of_the_answer_is_judged_with_it(tmp_path: Path
     weights = {f"{__name__}:opened": 1.0, "tests.support.tiny_grpo:letters": 1.0}
     run_stage(context(tmp_path, tmp_path / "opening"), steps=1, weights=weights)
     rows = table(tmp_path, "rollouts")
-    assert {row["reward_test_grpo:opened"] for row in rows} == {1.0}
+    assert {row[f"reward_{__name__}:opened"] for row in rows} == {1.0}
     assert not any(row["completion"].startswith("<start_working_out>") for row in rows)
 
 
@@ -274,4 +279,4 @@ def test_completions_that_do_not_fit_are_refused(model: Path, tmp_path: Path) ->
 
 def test_rollouts_read_as_one_table(trained: tuple[Path, StageResult]) -> None:
     found = read_table(trained[0] / "out" / "rollouts.parquet", "rollouts")
-    assert found.schema.field("reward_tiny_grpo:letters").type == pa.float64()
+    assert found.schema.field("reward_tests.support.tiny_grpo:letters").type == pa.float64()
