@@ -3,8 +3,9 @@
 Imports are followed statically, those inside functions included. Comments, docstrings and layout
 don't count, so rewording a comment reuses what exists. What reaches a stage by value only
 (configuration, store, planning, a stage's process) is left out: what it decides is in the key
-already. `tests/ratchet/store/test_code.py` holds what counts for which stage, as a module that
-moves changes keys.
+already. So is what asks the machine for its memory and GPUs: it can refuse a stage, not change it.
+`tests/ratchet/store/test_code.py` holds what counts for which stage, as a module that moves changes
+keys.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ BY_VALUE = (
     "ratchet.errors",
     "ratchet.pipeline",
     "ratchet.places",
+    "ratchet.resources",
     "ratchet.store",
     "tasks.runtime",
 )
