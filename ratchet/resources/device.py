@@ -16,8 +16,8 @@ MIB = 2**20
 MEMINFO = Path("/proc/meminfo")
 CPUINFO = Path("/proc/cpuinfo")
 CGROUP = Path("/sys/fs/cgroup")
+PROGRAM = "nvidia-smi"
 FIELDS = "name,uuid,memory.total,memory.free"
-QUERY = ["nvidia-smi", f"--query-gpu={FIELDS}", "--format=csv,noheader,nounits"]
 
 
 @dataclass(frozen=True)
@@ -32,16 +32,20 @@ class Device:
     """Bytes that nobody uses now."""
 
 
-def _gpus() -> dict[str, Device]:
-    """The machine's GPUs by UUID in nvidia-smi's order; none where it isn't installed or finds
+def _ask(fields: str) -> list[str]:
+    """A line of `fields` per GPU of the machine; none where nvidia-smi isn't installed or finds
     none."""
+    query = [PROGRAM, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
-        done = subprocess.run(QUERY, capture_output=True, text=True, timeout=20, check=False)
+        done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
     except (FileNotFoundError, subprocess.TimeoutExpired):
-        return {}
-    if done.returncode:
-        return {}
-    rows = [line.rsplit(",", 3) for line in done.stdout.splitlines()]
+        return []
+    return [] if done.returncode else done.stdout.splitlines()
+
+
+def _gpus() -> dict[str, Device]:
+    """The machine's GPUs by UUID in nvidia-smi's order."""
+    rows = [line.rsplit(",", 3) for line in _ask(FIELDS)]
     return {
         uuid.strip(): Device(name.strip(), True, int(total) * MIB, int(free) * MIB)
         for name, uuid, total, free in rows
@@ -114,7 +118,7 @@ def find_device() -> Device | None:
 @cache
 def device_description() -> str:
     """The machine's accelerators by name, or its processor and number of cores."""
-    names = [gpu.name for gpu in _gpus().values()]
+    names = [line.strip() for line in _ask("name")]
     if names:
         return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
     lines = CPUINFO.read_text(encoding="utf-8").splitlines() if CPUINFO.is_file() else []

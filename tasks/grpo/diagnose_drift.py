@@ -29,7 +29,7 @@ def diagnose_drift(
     limit = Gap(rounding, math.inf)
     if scored is None:
         return diagnose(Gaps(limit, surprise=surprise))
-    from tasks.audit.logprobs import measure
+    from tasks.audit.logprobs import gap, measure
     from tasks.sync.types import Sampled
 
     sampled = [
@@ -51,5 +51,15 @@ def diagnose_drift(
         batch_size=1,
         in_evaluation=True,
     )
+    trained = [
+        logps[is_text].tolist()
+        for logps, is_text in zip(
+            scored["old_per_token_logps"][:NUM_READ],
+            scored["completion_mask"][:NUM_READ].bool(),
+            strict=True,
+        )
+    ]
+    # What the guard has seen: a fault of that one pass doesn't show when the tokens are read again.
+    in_batch = gap([one.logprobs for one in sampled], trained)
     # Too few tokens to say anything of how they were drawn.
-    return diagnose(replace(gaps, surprise=None))
+    return diagnose(replace(gaps, generated_trainer=in_batch, surprise=None))

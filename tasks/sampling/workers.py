@@ -174,6 +174,11 @@ class _Pool:
     def run(self) -> None:
         """Until every shard is made."""
         while len(self.made) < len(self.missing):
+            if not self.processes:
+                raise RuntimeError(
+                    f"{'; '.join(self.ends)}. {len(self.made)} of {len(self.missing)} missing "
+                    "shards are finished and kept: the same command continues"
+                )
             for process in self.processes:
                 if process.key is None and self.todo:
                     process.key = self.todo.pop()
@@ -205,19 +210,14 @@ class _Pool:
             raise error(f"sampling worker {process.number}: {words}")
 
     def _lose(self, process: _Process) -> None:
-        """A process died; its shard is done by another."""
+        """A process died; a shard that it was at is done by another."""
         self.processes.remove(process)
         self.ends.append(process.end_in_words())
         self.progress.drop(process.number)
-        if process.key is None:
-            return
-        self.todo.append(process.key)
-        if not self.processes:
-            raise RuntimeError(
-                f"{'; '.join(self.ends)}. {len(self.made)} of {len(self.missing)} missing shards "
-                "are finished and kept: the same command continues"
-            )
-        self.work.ctx.log(f"{self.ends[-1]}; its shard goes to another")
+        if process.key is not None:
+            self.todo.append(process.key)
+            if self.processes:
+                self.work.ctx.log(f"{self.ends[-1]}; its shard goes to another")
 
 
 def make_in_processes(work: Work, missing: Todo, progress: Progress, count: int) -> dict[str, Made]:

@@ -96,7 +96,7 @@ def dataset(examples: list[Example], order: list[int]) -> Dataset:
 
 @dataclass(frozen=True)
 class TrainingData:
-    """What is data from."""
+    """What is learnt from."""
 
     examples: list[Example]
     order: list[int]

@@ -172,7 +172,7 @@ class TransformersSampler:
             mask_bt = torch.cat([mask_bt, mask_bt.new_ones(len(mask_bt), 1)], dim=1)
             if not going_b.all():
                 keep = going_b.nonzero().squeeze(1)
-                cache.batch_select_indices(keep)
+                cache.reorder_cache(keep)  # linear-attention layers can do nothing else
                 ids_bt, position_bt, mask_bt = ids_bt[keep], position_bt[keep], mask_bt[keep]
                 alive = alive[keep]
         return found

@@ -81,10 +81,11 @@ class VllmSampler:
     def __init__(self, spec: EngineSpec) -> None:
         self.spec = spec
         self.on_cpu = current_platform.is_cpu()
-        config = AutoConfig.from_pretrained(
-            spec.location.path, revision=spec.location.revision, trust_remote_code=False
-        ).get_text_config()
-        os.environ |= cache_environment(config, spec)
+        if self.on_cpu:
+            config = AutoConfig.from_pretrained(
+                spec.location.path, revision=spec.location.revision, trust_remote_code=False
+            ).get_text_config()
+            os.environ |= cache_environment(config, spec)
         per_step = TOKENS_PER_STEP_CPU if self.on_cpu else TOKENS_PER_STEP_GPU
         self.llm = LLM(
             spec.location.path,

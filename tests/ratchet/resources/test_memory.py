@@ -233,7 +233,7 @@ def test_memory_of_the_machine_and_of_a_container(
     meminfo.write_text("MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: 600 kB\n")
     monkeypatch.setattr(device, "MEMINFO", meminfo)
     monkeypatch.setattr(device, "CGROUP", tmp_path)
-    monkeypatch.setattr(device, "QUERY", ["no-such-program"])
+    monkeypatch.setattr(device, "PROGRAM", "no-such-program")
     found = device.find_device()
     assert found is not None
     assert (found.total, found.free, found.is_gpu) == (1_024_000, 614_400, False)
@@ -251,7 +251,7 @@ def test_gpus_are_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "#!/bin/sh\necho 'NVIDIA A, GPU-a1f, 80, 20'\necho 'NVIDIA B, GPU-a2e, 40, 30'\n"
     )
     fake.chmod(0o755)
-    monkeypatch.setattr(device, "QUERY", [str(fake)])
+    monkeypatch.setattr(device, "PROGRAM", str(fake))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert device.find_device() == Device("NVIDIA A", True, 80 * 2**20, 20 * 2**20)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,0")
@@ -277,14 +277,16 @@ def test_device_names_accelerators_before_the_processor(
 ) -> None:
     fake = tmp_path / "smi"
     fake.write_text(
-        "#!/bin/sh\necho 'NVIDIA H200, GPU-a, 80, 20'\necho 'NVIDIA H200, GPU-b, 80, 30'\n"
+        "#!/bin/sh\n"  # nothing is told of memory that is shared with the processor
+        "case $1 in *memory*) rest=', GPU-a, [N/A], [N/A]';; esac\n"
+        'echo "NVIDIA H200$rest"; echo "NVIDIA H200$rest"\n'
     )
     fake.chmod(0o755)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")  # a run may be shown one, the machine has two
-    monkeypatch.setattr(device, "QUERY", [str(fake)])
+    monkeypatch.setattr(device, "PROGRAM", str(fake))
     device.device_description.cache_clear()
     assert device.device_description() == "2 x NVIDIA H200"
-    monkeypatch.setattr(device, "QUERY", ["no-such-program"])
+    monkeypatch.setattr(device, "PROGRAM", "no-such-program")
     device.device_description.cache_clear()
     assert device.device_description().endswith("cores")
     device.device_description.cache_clear()

@@ -22,6 +22,7 @@ from ratchet.pipeline.plan import make_plan
 from ratchet.store.store import Store
 from tasks.runtime.context import StageContext
 from tasks.runtime.supervisor import descendants
+from tasks.sampling import workers
 from tasks.sampling.progress import Progress
 from tasks.sampling.ray_workers import RayWorker, make_on_ray
 from tasks.sampling.sample import Sampled, sample_shards
@@ -109,6 +110,20 @@ def test_the_stage_fails_with_the_last_worker_and_says_how_it_ended(tmp_path: Pa
         sample(ctx, TWO)
     assert str(error.value).count("ended by signal 9") == 2
     assert "missing shards are finished and kept: the same command continues" in str(error.value)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(60)
+def test_workers_that_die_together_end_the_stage_also_where_one_was_idle(tmp_path: Path) -> None:
+    ctx = stage_context(tmp_path, "a", QUESTIONS)
+    work, shard = without_store(ctx, tmp_path)
+    pool = workers._Pool(work, {"key": shard}, Progress(ctx, shard.num_completions, 0))
+    pool.processes = [workers._Process(work, number, None) for number in (1, 2)]
+    for process in pool.processes:
+        os.kill(process._process.pid, signal.SIGKILL)
+        process._process.join()
+    with pytest.raises(RuntimeError, match=r"ended by signal 9.*ended by signal 9.*0 of 1 missing"):
+        pool.run()
 
 
 @pytest.mark.slow
