@@ -7,6 +7,7 @@ what needs it: Prefect, torch and engines are loaded inside the functions that c
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -99,6 +100,13 @@ def main() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+    except SystemExit as ended:
+        if "vllm" not in sys.modules:
+            raise
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # As in tasks.runtime.worker: no engine's exit handler shall hang a command that is done.
+        os._exit(ended.code if isinstance(ended.code, int) else 0)
 
 
 if __name__ == "__main__":

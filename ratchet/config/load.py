@@ -140,9 +140,11 @@ def with_present_names(tree: dict[str, Any], *, hint: bool = True) -> dict[str, 
         if hint:
             _hint(old, new)
         *sections, new_name = new.split(".")
-        there = tree
+        there: Any = tree
         for section in sections:
-            there = there.setdefault(section, {})
+            there = there.setdefault(section, {}) if isinstance(there, dict) else there
+        if not isinstance(there, dict):
+            continue  # validation says what is wrong
         if new_name in there:
             raise UserError(f"'{old}' is now '{new}', and both are set: leave out '{old}'")
         there[new_name] = here.pop(name)
@@ -198,6 +200,8 @@ def _apply_algorithm(tree: dict[str, Any], assignments: Sequence[str]) -> None:
     """Fill in what `grpo.algorithm` stands for. One that is newly assigned replaces what the
     algorithm before it stood for; one in a preset gives way to the preset's other settings."""
     grpo = tree.get("grpo", {})
+    if not isinstance(grpo, dict):
+        return  # validation says what is wrong
     before = grpo.get("algorithm")
     wanted = [text for text in assignments if text.partition("=")[0].strip() == "grpo.algorithm"]
     if wanted:
@@ -218,8 +222,9 @@ def _preset_tree(path: Path) -> dict[str, Any]:
     replaces what its base set of what an algorithm stands for, as `--set` does."""
     tree: dict[str, Any] = {}
     for part in map(with_present_names, read_chain(path)):
-        if "grpo" in tree and "algorithm" in part.get("grpo", {}):
-            tree["grpo"] = _without_algorithm(tree["grpo"])
+        ours, its = tree.get("grpo"), part.get("grpo")
+        if isinstance(ours, dict) and isinstance(its, dict) and "algorithm" in its:
+            tree["grpo"] = _without_algorithm(ours)
         tree = joined(tree, part)
     return tree
 
@@ -234,7 +239,7 @@ def build_config(tree: dict[str, Any], assignments: Sequence[str] = ()) -> RunCo
     for assignment in assignments:
         _set_value(tree, assignment)
     try:
-        return RunConfig.model_validate(tree)
+        return RunConfig.model_validate(with_present_names(tree))
     except ValidationError as error:
         raise UserError("; ".join(_describe(item) for item in error.errors())) from error
 

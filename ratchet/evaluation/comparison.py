@@ -1,6 +1,6 @@
 """Compare variants that answered the same questions, question by question.
 
-An `Variant` holds its answers as arrays of shape [questions, samples] (suffix _qs), one set per
+A `Variant` holds its answers as arrays of shape [questions, samples] (suffix _qs), one set per
 decoding, all variants in the same order of questions and samples. `compare_pair` gives the rows of
 the 'comparison' table, `describe_variant` the accuracy of one variant alone. Everything is reported
 per benchmark and per difficulty band of it; benchmarks are never pooled. The bands of a benchmark

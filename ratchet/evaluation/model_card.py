@@ -113,6 +113,14 @@ def _usage(form: str, base: str | None) -> list[str]:
     ]
 
 
+def _said(comparison: Manifest) -> str:
+    """The comparison in words; earlier releases wrote the verdicts on one bold line."""
+    verdict, _, tables = comparison.markdown.partition("\n\n")
+    if not verdict.startswith("**"):
+        return comparison.markdown
+    return "\n".join([*(f"- {part}" for part in verdict.strip("*").split(" | ")), "", tables])
+
+
 def model_card(
     name: str,
     tree: Ancestry,
@@ -145,7 +153,7 @@ def model_card(
     else:
         order = ", ".join(variant_order(comparison))
         lines += [
-            comparison.markdown,
+            _said(comparison),
             "",
             f"Variants: {order}. Greedy answers, shares of 1; strict: ",
         ]

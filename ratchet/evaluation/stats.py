@@ -5,11 +5,11 @@ the world, so everything random is resampled by question: several completions of
 together. Which interval goes where follows from how often each covers the truth, as measured in
 docs/evaluation.md:
 
-one variant, one answer a question        `wilson` one variant, a mean per question
-`wilson_mean`, Wilson's with the effective number of questions two variants, one answer a question
-`tango`, the score interval that belongs to McNemar's test two variants, a mean per question
-`bootstrap_mean` of the differences, widened for small n two gains on different questions
-`difference_interval`
+one variant, one answer a question     `wilson`
+one variant, a mean per question       `wilson_mean`, with the effective number of questions
+two variants, one answer a question    `tango`, the score interval of McNemar's test
+two variants, a mean per question      `bootstrap_mean` of the differences, widened for small n
+two gains on different questions       `difference_interval`
 
 numpy and scipy are imported inside the functions to keep this module light.
 """

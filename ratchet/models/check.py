@@ -70,7 +70,13 @@ def packaged_model_dir(name: str) -> Path:
     """The folder that a packaged model's files lie in: a checkpoint for the seedling, the folder
     of a GGUF file for SmolLM2. UserError when they aren't there."""
     if name == SEEDLING:
-        return DATA / SEEDLING
+        folder = DATA / SEEDLING
+        if not folder.is_dir():
+            raise UserError(
+                f"model.path: the seedling isn't at {folder}: install Ratchet again, from a "
+                "checkout that keeps symbolic links"
+            )
+        return folder
     assert name == SMOLLM2, name
     spec = importlib.util.find_spec(SMOLLM2_PACKAGE)
     if spec is None or spec.origin is None:

@@ -382,6 +382,7 @@ _EVERY: tuple[Stage, ...] = (
         reads_all=True,
         outside=lambda config, node: {"page": templates.fingerprint()},
         figures=lambda s: [s["report"]],
+        short=lambda s: "",
     ),
 )
 

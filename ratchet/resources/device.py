@@ -38,7 +38,7 @@ def _ask(fields: str) -> list[str]:
     query = [PROGRAM, f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, timeout=20, check=False)
-    except (FileNotFoundError, subprocess.TimeoutExpired):
+    except (OSError, subprocess.TimeoutExpired):
         return []
     return [] if done.returncode else done.stdout.splitlines()
 

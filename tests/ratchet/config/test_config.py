@@ -202,6 +202,8 @@ def test_renamed_settings_work_and_are_hinted_at_once(
     )
     assert load_config(str(preset)).headroom.min_live_share == 0.3
     assert load_config(str(preset), ["filter.min_live_share=0.4"]).headroom.min_live_share == 0.4
+    section = load_config("demo", ["filter={min_live_share=0.2}"])
+    assert section.headroom.min_live_share == 0.2
     hint = capsys.readouterr().err
     assert hint.count("\n") == 1
     assert "'filter.min_live_share' is now 'headroom.min_live_share'" in hint

@@ -84,6 +84,20 @@ def test_a_preset_that_names_an_algorithm_changes_its_bases(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("grpo = 3\n", "grpo"),
+        ("headroom = 3\n[filter]\nmin_live_share = 0.1\n", "headroom"),
+        ("[grpo]\nalgorithm = 3\n", "grpo.algorithm"),
+    ],
+)
+def test_a_value_where_a_table_belongs_is_named(tmp_path: Path, text: str, words: str) -> None:
+    write(tmp_path, mine=f'extends = "demo"\n{text}')
+    with pytest.raises(UserError, match=words):
+        load_config(str(tmp_path / "mine.toml"))
+
+
+@pytest.mark.parametrize(
     ("base", "words"),
     [
         ('"b.toml"', "in a circle: a.toml → b.toml → a.toml"),
