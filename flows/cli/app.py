@@ -94,12 +94,18 @@ def ui(
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Carry out the command line; ends with SystemExit."""
     try:
         app()
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(EXIT_USER_ERROR)
+
+
+def console_script() -> None:
+    """Entry point of the console script."""
+    try:
+        main()
     except SystemExit as ended:
         if "vllm" not in sys.modules:
             raise
@@ -110,4 +116,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    console_script()

@@ -216,6 +216,8 @@ def replay_batch(
     ],
 ) -> None:
     """Run a warm-start batch that was not finite again, alone, over attention × number format."""
+    if not (folder / "batch.safetensors").is_file() or not (folder / "model").is_dir():
+        raise UserError(f"{folder} holds no replay: name the folder that the error message named")
     from tasks.runtime.worker import set_environment
 
     set_environment()

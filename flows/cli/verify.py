@@ -41,6 +41,8 @@ def verify(
 ) -> None:
     """Check answers against golds, or grade the verifier itself with --self-test."""
     if self_test is not None:
+        if in_path is not None or out_path is not None:
+            raise UserError("give either --in and --out, or --self-test SOURCE")
         grade_the_grader(self_test)
     elif in_path is None or out_path is None:
         raise UserError("give --in and --out, or --self-test SOURCE")

@@ -47,9 +47,10 @@ def preset_path(preset: str, beside: Path = Path()) -> Path:
     path = PRESETS / f"{preset}.toml"
     if not path.is_file():
         names = preset_names()
+        bases = sorted(f"base/{file.stem}" for file in (PRESETS / "base").glob("*.toml"))
         raise UserError(
-            f"no preset '{preset}'{nearest(preset, names)} Presets: {', '.join(names)}; "
-            "a path ending in .toml works too"
+            f"no preset '{preset}'{nearest(preset, [*names, *bases])} Presets: {', '.join(names)}; "
+            f"to extend, also {', '.join(bases)}; a path ending in .toml works too"
         )
     return path
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from ratchet import prompts
 from ratchet.config.base import Section
-from ratchet.config.run import RolloutsConfig, RunConfig
+from ratchet.config.run import GrpoConfig, RolloutsConfig, RunConfig
 from ratchet.models import check
 from ratchet.pipeline.controls import control_rewards
 from ratchet.pipeline.stage import Node, Row, Stage, Summary
@@ -51,6 +51,14 @@ def _rollouts(config: RunConfig) -> list[Node]:
     if _samples(config):
         return []
     return [Node("rollouts", "rollouts", {"questions": CLEAN}, given=logged_by(config.rollouts))]
+
+
+def _filter(config: RunConfig) -> list[Node]:
+    """The filter counts live groups of the size that RL will have. Nothing else of RL's settings
+    reaches it, so that changing them selects nothing anew."""
+    inputs = {"scores": "score" if _samples(config) else "rollouts", "questions": CLEAN}
+    sizes = GrpoConfig(group_size=config.grpo.group_size)
+    return [Node("filter", "filter", inputs, {"grpo": sizes})]
 
 
 def _gate(config: RunConfig) -> tuple[str, ...]:
@@ -274,10 +282,7 @@ _EVERY: tuple[Stage, ...] = (
         "tasks.stages.filter:run",
         "keep the questions that can teach something",
         sections=("filter", "grpo"),
-        inputs=lambda config: {
-            "scores": "score" if _samples(config) else "rollouts",
-            "questions": CLEAN,
-        },
+        nodes=_filter,
         figures=lambda s: [
             f"{s['roles']['rl']:,} for RL",
             f"{s['roles']['warmup']:,} to warm up; recommendation: {s['recommendation']['action']}",

@@ -307,3 +307,15 @@ def test_without_a_sync_there_is_nothing_to_audit(tmp_path: Path) -> None:
     asked = request(Store(tmp_path), 'sampler.engine="transformers"')
     with pytest.raises(UserError, match=r"no sync to audit: set sampler\.engine = 'vllm'"):
         prepare_audit(asked, None, server=False, force=False, command="c")
+
+
+def test_of_rl_settings_only_the_group_size_selects_anew(tmp_path: Path) -> None:
+    def keys(*assignments: str) -> dict[str, str]:
+        plan = make_plan(load_config("demo", assignments), Store(tmp_path))
+        return {planned.node.name: planned.key for planned in plan.nodes}
+
+    before, other_rate = keys(), keys("grpo.learning_rate=1e-6", "grpo.steps=3")
+    changed = {name for name, key in before.items() if other_rate[name] != key}
+    assert {"filter", "warmstart", "evaluate.warmstart"} & changed == set()
+    assert {"grpo", "evaluate.rl", "compare"} <= changed
+    assert keys("grpo.group_size=4")["filter"] != before["filter"]
