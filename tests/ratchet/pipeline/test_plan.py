@@ -318,4 +318,4 @@ def test_of_rl_settings_only_the_group_size_selects_anew(tmp_path: Path) -> None
     changed = {name for name, key in before.items() if other_rate[name] != key}
     assert {"filter", "warmstart", "evaluate.warmstart"} & changed == set()
     assert {"grpo", "evaluate.rl", "compare"} <= changed
-    assert keys("grpo.group_size=4")["filter"] != before["filter"]
+    assert keys("grpo.group_size=16")["filter"] != before["filter"]
