@@ -94,7 +94,7 @@ def test_faults_planted_in_a_run_are_named_with_their_figures(ill: tuple[Path, E
     assert "clipped on 5 of the last 5 steps" in seen[Diagnosis.CLIPPED]
     assert "cut off at 8 tokens" in seen[Diagnosis.TRUNCATED]
     assert seen[Diagnosis.DOMINATED].endswith(
-        "% of what tells completions of a group apart is 'tiny_grpo:letters'"
+        "% of what tells completions of a group apart is 'tests.support.tiny_grpo:letters'"
     )
 
 
