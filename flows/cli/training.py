@@ -216,8 +216,8 @@ def replay_batch(
     ],
 ) -> None:
     """Run a warm-start batch that was not finite again, alone, over attention × number format."""
-    if not (folder / "batch.safetensors").is_file() or not (folder / "model").is_dir():
-        raise UserError(f"{folder} holds no replay: name the folder that the error message named")
+    if not folder.is_dir():  # before torch is loaded to look into it
+        raise UserError(f"no folder {folder}: name the one that the error message named")
     from tasks.runtime.worker import set_environment
 
     set_environment()
